@@ -63,7 +63,7 @@ def resolve(settings: S, facts: DataAndMachine, rules: Mapping[str, Rule]) -> tu
     return settings, reasons
 
 
-def list_origins(settings: object, given: Mapping[str, str], reasons: Mapping[str, str]) -> dict[str, str]:
-    """Return the origin of each setting: "auto: REASON", the entry in `given` ("flag" or "config"), or "default"."""
+def list_origins(settings: object, origins: Mapping[str, str], reasons: Mapping[str, str]) -> dict[str, str]:
+    """Return the origin of each setting: "auto: REASON", the entry in `origins` ("flag" or "config"), or "default"."""
     auto_origins = {name: f"auto: {reason}" for name, reason in reasons.items()}
-    return {name: auto_origins.get(name) or given.get(name, "default") for name in vars(settings)}
+    return {name: auto_origins.get(name) or origins.get(name, "default") for name in vars(settings)}

@@ -67,7 +67,7 @@ class RunSetup(Generic[S]):
 
     Attributes:
         settings: Settings of the run.
-        origin: Origin of each setting by name, such as a flag or the reason for an automatic choice.
+        origins: Origin of each setting by name, such as a flag or the reason for an automatic choice.
         data: Images of the run and their split.
         plan: Length, seed and hardware of the training.
         objective: Objective to train.
@@ -78,7 +78,7 @@ class RunSetup(Generic[S]):
     """
 
     settings: S
-    origin: Mapping[str, str]
+    origins: Mapping[str, str]
     data: SplitImages
     plan: Plan
     objective: Objective
@@ -183,10 +183,10 @@ class Job(ABC, Generic[S, A, R]):
     reads: ClassVar[tuple[str, ...]]
 
     @abstractmethod
-    def check(self, settings: S, given: Mapping[str, str]) -> tuple[S, dict[str, str]]:
+    def check(self, settings: S, origins: Mapping[str, str]) -> tuple[S, dict[str, str]]:
         """Fill in the settings of the recipe and refuse contradictory settings, without reading any file.
 
-        `given` has the origin of each setting that the user gave. Return the settings, and the origin of each setting
+        `origins` has the origin of each setting that the user gave. Return the settings, and the origin of each setting
         that the user gave or that comes from the recipe ("recipe NAME").
         """
 
@@ -195,10 +195,10 @@ class Job(ABC, Generic[S, A, R]):
         return pin_start(pin_data(settings))
 
     @abstractmethod
-    def assemble(self, settings: S, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None) -> A:
+    def assemble(self, settings: S, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None) -> A:
         """Open the images, choose settings that were not given, and build the objective, without training or writing.
 
-        `given` has the origin of each setting that the user gave; `bars` opens a progress bar with a title. `run` is
+        `origins` has the origin of each setting that the user gave; `bars` opens a progress bar with a title. `run` is
         the folder of the run once it exists, in auto-tuning as well as after a stop; None before the folder is created.
         With a folder, the stored split, preprocessing and record are used.
         """
@@ -207,7 +207,7 @@ class Job(ABC, Generic[S, A, R]):
         """Print the data, the model, and the settings with their reasons."""
         for line in (*self.describe_data(setup), f"model: {self.describe_model(setup)}"):
             console.say(line)
-        console.show_settings(setup.settings, setup.origin, setup.remarks)
+        console.show_settings(setup.settings, setup.origins, setup.remarks)
 
     def describe_data(self, setup: A) -> list[str]:
         """Return lines that describe the images and their split."""

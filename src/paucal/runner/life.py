@@ -72,14 +72,14 @@ class Stopped:
 def begin(
     job: Job[S, A, R],
     settings: S,
-    given: Mapping[str, str],
+    origins: Mapping[str, str],
     console: Console,
     callbacks: Sequence[Callback] = (),
     start: float | None = None,
 ) -> R | Stopped:
     """Start a run; return its result, or a `Stopped` with the step at which the run was stopped.
 
-    Settings that the user did not give are None; `given` has the origin of each setting that the user gave. The run's
+    Settings that the user did not give are None; `origins` has the origin of each setting that the user gave. The run's
     duration is measured from `start`, a value of `time.monotonic()`; None means now.
     """
     join_processes()
@@ -88,7 +88,7 @@ def begin(
     with ExitStack() as exit_stack, count_time_from(start), limited_threads(), RunWriter(console) as writer:
         with tell_others_of_failure():
             output, storage_callbacks = _local_folder(settings.output, exit_stack, console, settings.overwrite)
-            setup = _check_and_assemble(job, replace(settings, output=output), given, console)
+            setup = _check_and_assemble(job, replace(settings, output=output), origins, console)
             require_guard(setup.settings.workers)
             job.announce(setup, console)
             run = writer.begin(setup.settings.output, setup.settings.overwrite)
@@ -115,10 +115,10 @@ def resume(
     with ExitStack() as exit_stack, count_time_from(None), limited_threads(), RunWriter(console) as writer:
         with tell_others_of_failure():
             folder, storage_callbacks = _local_folder(str(path), exit_stack, console, is_resumed=True)
-            run, settings, origin = reopen(folder, changes or {}, job)
+            run, settings, origins = reopen(folder, changes or {}, job)
             old_settings = stored_settings(run, job.settings_type, job.verb)[0]
             writer.lock_existing(run)
-            setup = _reassemble(job, run, settings, origin, console)
+            setup = _reassemble(job, run, settings, origins, console)
             if settings.processes != old_settings.processes and job.needs_preliminary_steps(setup):
                 raise UserError(
                     f"{str(run.path)!r} was stopped before the length of its training was chosen, with "
@@ -129,7 +129,7 @@ def resume(
                 require_same_images(run.split, setup.data.images)
             job.announce(setup, console)
             if settings != old_settings:  # after all checks, since an invalid change must not damage the run
-                store_changes(run, settings, origin)
+                store_changes(run, settings, origins)
         send_path(run.path)
         return _execute_run(job, run, setup, console, [*callbacks, *storage_callbacks, *writer.callbacks()])
 
@@ -162,16 +162,16 @@ def run_quietly(
     return result
 
 
-def show_config(job: Job[S, A, Any], settings: S, given: Mapping[str, str]) -> str:
+def show_config(job: Job[S, A, Any], settings: S, origins: Mapping[str, str]) -> str:
     """Return all settings as YAML for `--config`, each with its origin as a comment, without training or writing."""
-    setup = _check_and_assemble(job, replace(settings, output=None), given, SilentConsole())
+    setup = _check_and_assemble(job, replace(settings, output=None), origins, SilentConsole())
     values = dict(vars(setup.settings))
-    if values["init"] is None and setup.origin.get("init", "default") != "default":
+    if values["init"] is None and setup.origins.get("init", "default") != "default":
         values["init"] = "none"  # random weights were chosen explicitly
     return "".join(
-        f"{yaml.safe_dump({name: value}, allow_unicode=True, width=1000).rstrip()}  # {setup.origin[name]}\n"
+        f"{yaml.safe_dump({name: value}, allow_unicode=True, width=1000).rstrip()}  # {setup.origins[name]}\n"
         if not isinstance(value, list)
-        else f"{name}: {json.dumps(value)}  # {setup.origin[name]}\n"
+        else f"{name}: {json.dumps(value)}  # {setup.origins[name]}\n"
         for name, value in values.items()
         if value is not None and name not in ("output", "overwrite")
     )
@@ -191,21 +191,21 @@ def _local_folder(
     return str(stored_copy.folder), [stored_copy]
 
 
-def _check_and_assemble(job: Job[S, A, Any], settings: S, given: Mapping[str, str], console: Console) -> A:
-    settings, given = job.check(settings, given)
+def _check_and_assemble(job: Job[S, A, Any], settings: S, origins: Mapping[str, str], console: Console) -> A:
+    settings, origins = job.check(settings, origins)
     check_loggers(settings.logger)
     settings = job.pin(resolve_output(settings, job.reads, console))
-    return job.assemble(settings, given, console.progress)
+    return job.assemble(settings, origins, console.progress)
 
 
-def _reassemble(job: Job[S, A, Any], run: RunFolder, settings: S, origin: Mapping[str, str], console: Console) -> A:
+def _reassemble(job: Job[S, A, Any], run: RunFolder, settings: S, origins: Mapping[str, str], console: Console) -> A:
     """Assemble the setup of an existing run from its folder."""
-    return replace(job.assemble(settings, origin, console.progress, run), origin=origin)
+    return replace(job.assemble(settings, origins, console.progress, run), origins=origins)
 
 
 def _reassemble_stored(job: Job[S, A, Any], run: RunFolder, console: Console) -> A:
-    settings, origin = stored_settings(run, job.settings_type, job.verb)
-    return _reassemble(job, run, settings, origin, console)
+    settings, origins = stored_settings(run, job.settings_type, job.verb)
+    return _reassemble(job, run, settings, origins, console)
 
 
 def _join_run(job: Job[S, A, R], callbacks: Sequence[Callback]) -> R | Stopped:
@@ -216,7 +216,7 @@ def _join_run(job: Job[S, A, R], callbacks: Sequence[Callback]) -> R | Stopped:
 
 def _write_initial_files(job: Job[S, A, Any], run: RunFolder, setup: A) -> None:
     settings, split, images = setup.settings, setup.data.split, setup.data.images
-    run.write_config(asdict(settings), setup.origin, job.verb, split=split.description, location=images.location)
+    run.write_config(asdict(settings), setup.origins, job.verb, split=split.description, location=images.location)
     run.write_json("env.json", describe_environment(settings.device))
     if setup.start is not None:
         run.write_json(START_FILE, setup.start.to_dict())

@@ -56,7 +56,7 @@ def parse_duration(text: str, name: str = "--time-limit") -> float:
     return seconds
 
 
-def keep_one_length(settings: Any, origin: Mapping[str, str]) -> Any:
+def keep_one_length(settings: Any, origins: Mapping[str, str]) -> Any:
     """Return settings in which either the time or the epochs set the length of the run.
 
     Flags take precedence over a config, and a config over a recipe. Within a config the epochs take precedence, since
@@ -67,11 +67,11 @@ def keep_one_length(settings: Any, origin: Mapping[str, str]) -> Any:
         parse_duration(settings.time, "--time")
     if settings.time is None or settings.epochs is None:
         return settings
-    if origin.get("time") == "config":
+    if origins.get("time") == "config":
         return replace(settings, time=None)
-    if origin.get("epochs", "").startswith(("config", "recipe")):
+    if origins.get("epochs", "").startswith(("config", "recipe")):
         lengths = ("epochs", "schedule_epochs", "warmup_epochs")
-        return replace(settings, **{name: None for name in lengths if origin.get(name) == origin["epochs"]})
+        return replace(settings, **{name: None for name in lengths if origins.get(name) == origins["epochs"]})
     raise UserError(
         f"--time {settings.time} and --epochs {settings.epochs} both set the length of the run: give only one of these."
     )
@@ -163,7 +163,7 @@ class TimedJob(Job[S, A, R]):
             threads=torch.get_num_threads(),
         )
         new_settings = replace(settings, **length.settings)
-        open_origins = {name: origin for name, origin in setup.origin.items() if name not in length.reasons}
+        open_origins = {name: origin for name, origin in setup.origins.items() if name not in length.reasons}
         store_changes(run, new_settings, list_origins(new_settings, open_origins, length.reasons))
         store_length(run, time_plan, length.text, length.seconds, console)
         return True

@@ -87,7 +87,7 @@ class _SettingsAndImages:
 
     Attributes:
         settings: Settings, each given or chosen.
-        given: Origin of each setting that was given, or that was chosen together with the pretrained weights.
+        origins: Origin of each setting that was given, or that was chosen together with the pretrained weights.
         reasons: Reason for each setting that a rule has chosen.
         data: Decoded images and their split.
         facts: Facts from which the rules have chosen settings.
@@ -96,7 +96,7 @@ class _SettingsAndImages:
     """
 
     settings: TrainSettings
-    given: Mapping[str, str]
+    origins: Mapping[str, str]
     reasons: Mapping[str, str]
     data: SplitImages
     facts: DataAndMachine
@@ -106,7 +106,7 @@ class _SettingsAndImages:
 
 def assemble(
     settings: TrainSettings,
-    given: Mapping[str, str],
+    origins: Mapping[str, str],
     bars: Bars,
     run: RunFolder | None = None,
     opened: SplitImages | None = None,
@@ -115,18 +115,18 @@ def assemble(
 
     Args:
         settings: Settings of the user, or the stored settings of `run`.
-        given: Origin of each setting that was given, such as "flag" or "config".
+        origins: Origin of each setting that was given, such as "flag" or "config".
         bars: Function that opens a progress bar with a title.
         run: Folder of the run once it exists, in auto-tuning as well as after a stop; None before the folder is
             created. With a folder, the stored split, preprocessing and record are used.
         opened: Images of the run if an earlier call has opened them; None to open them.
     """
-    chosen = _settle_settings_and_images(settings, given, bars, run, opened)
+    chosen = _settle_settings_and_images(settings, origins, bars, run, opened)
     images = chosen.data.images
     tune_record = _open_tune_record(chosen.settings, chosen.choice, run, in_memory=images.stream is None)
     objective, spec, notes = _build_objective(chosen.settings, len(images.classes), images.reading.channels)
     if run is None and _needs_test_split(settings, chosen.data, tune_record, objective):
-        return assemble(settings, given, bars, run, split_images(settings, images, keep_test=True))
+        return assemble(settings, origins, bars, run, split_images(settings, images, keep_test=True))
     chosen, card = _adapt_objective(chosen, objective, spec, bars, run)
     if settings.batch_size == "auto":
         chosen = _choose_batch_size(chosen, objective, card)
@@ -139,7 +139,7 @@ def assemble(
     _check_request(objective, settings, card)
     return TrainingSetup(
         settings=settings,
-        origin=list_origins(settings, chosen.given, chosen.reasons),
+        origins=list_origins(settings, chosen.origins, chosen.reasons),
         data=data,
         plan=_make_plan(settings, chosen.facts, tune_record),
         objective=objective,
@@ -152,26 +152,34 @@ def assemble(
 
 
 def _settle_settings_and_images(
-    settings: TrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None, opened: SplitImages | None
+    settings: TrainSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None, opened: SplitImages | None
 ) -> _SettingsAndImages:
     """Open the images, choose the settings that were not given, and decode the images at the chosen size.
 
     Settings may depend on the number of images, so they are chosen again if unreadable images were skipped.
     """
-    chooses_weights = run is None and _may_choose_start(settings, given)
+    chooses_weights = run is None and _may_choose_start(settings, origins)
     source = WeightsSource() if chooses_weights else find_start(settings, run)
     data, choice = opened or _open_images(settings, bars, run), WeightsChoice((), "")
     while True:
-        known_settings, origins = settings, given
+        known_settings, known_origins = settings, origins
         if chooses_weights:
-            known_settings, origins, choice = _choose_start(settings, given, data)
+            known_settings, known_origins, choice = _choose_start(settings, origins, data)
             source = find_start(known_settings)
         facts = replace(data.facts(), start=_initial_weights_info(source, known_settings.init))
         all_settings, reasons = resolve_training(known_settings, facts)
         hardware(all_settings)  # refuses a missing device before images are decoded
         decoded, skipped_images = _decode_at_size(all_settings, data, bars, run, opened)
         if not skipped_images:
-            return _SettingsAndImages(all_settings, origins, reasons, decoded, facts, source, choice)
+            return _SettingsAndImages(
+                settings=all_settings,
+                origins=known_origins,
+                reasons=reasons,
+                data=decoded,
+                facts=facts,
+                weights_source=source,
+                choice=choice,
+            )
         data = opened = split_images(settings, decoded.images)
 
 
@@ -198,8 +206,8 @@ def _adapt_objective(
 def _choose_batch_size(chosen: _SettingsAndImages, objective: Objective, card: ModelCard) -> _SettingsAndImages:
     """Return the settings with the largest batch size that fits in the memory."""
     settings, reason = fit_batch(chosen.settings, chosen.data, objective, card)
-    given = {name: origin for name, origin in chosen.given.items() if name not in ("batch_size", "accumulate")}
-    return replace(chosen, settings=settings, given=given, reasons={**chosen.reasons, "batch_size": reason})
+    origins = {name: origin for name, origin in chosen.origins.items() if name not in ("batch_size", "accumulate")}
+    return replace(chosen, settings=settings, origins=origins, reasons={**chosen.reasons, "batch_size": reason})
 
 
 def _list_remarks(
@@ -304,31 +312,34 @@ def _describe_unlabelled(settings: TrainSettings, images: ImageSet, objective: O
     return [f"{counted(len(unlabelled), 'image')} without labels in {settings.unlabelled}", *unlabelled.notes]
 
 
-def _may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool:
+def _may_choose_start(settings: TrainSettings, origins: Mapping[str, str]) -> bool:
     """Return whether the run chooses its pretrained weights, because the user gave no weights.
 
     A run with a recipe or with label maps follows a paper, and chooses weights only with `--init auto`.
     """
     follows_paper = settings.recipe is not None or method_of(settings).label_maps
-    return may_choose_start(settings, given, SETTINGS_OF_GIVEN_WEIGHTS) and (settings.init == AUTO or not follows_paper)
+    may_choose = may_choose_start(settings, origins, SETTINGS_OF_GIVEN_WEIGHTS)
+    return may_choose and (settings.init == AUTO or not follows_paper)
 
 
 def _choose_start(
-    settings: TrainSettings, given: Mapping[str, str], data: SplitImages
+    settings: TrainSettings, origins: Mapping[str, str], data: SplitImages
 ) -> tuple[TrainSettings, dict[str, str], WeightsChoice]:
     """Choose the pretrained weights; also choose the supervised method, if the user gave no other method's settings."""
-    settings, given, choice = choose_start(settings, given, data.facts().median_side)
-    may_change_method = "method" not in given and not unused_by(replace(settings, method=TUNING_METHOD)) & set(given)
+    settings, origins, choice = choose_start(settings, origins, data.facts().median_side)
+    settings_without_effect = unused_by(replace(settings, method=TUNING_METHOD)) & set(origins)
+    may_change_method = "method" not in origins and not settings_without_effect
     if choice.candidates and may_change_method:
         settings = replace(settings, method=TUNING_METHOD)
-        given["method"] = "auto: the run starts from pretrained weights, for which the default method has shown no gain"
-    return settings, given, choice
+        reason = "the run starts from pretrained weights, for which the default method has shown no gain"
+        origins["method"] = f"auto: {reason}"
+    return settings, origins, choice
 
 
 def choose_image_size(data: SplitImages) -> list[int]:
     """Return the image size that a run would choose for these images, in pixels: [side] or [height, width]."""
-    settings, given = TrainSettings(), {}
-    settings, given, _ = _choose_start(settings, given, data)
+    settings, origins = TrainSettings(), {}
+    settings, origins, _ = _choose_start(settings, origins, data)
     facts = replace(data.facts(), start=_initial_weights_info(find_start(settings), settings.init))
     return list(resolve_training(settings, facts)[0].img_size)
 

@@ -37,7 +37,7 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
     settings_type = TrainSettings
     reads = ("data", "data_root", "init", "classes", "unlabelled", *sorted(paths_of_methods()))
 
-    def check(self, settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
+    def check(self, settings: TrainSettings, origins: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
         """Fill in the values of the recipe, and refuse settings that contradict each other."""
         settings = without_none_init(settings)
         if settings.target is not None:
@@ -54,10 +54,10 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
                 "--fold 1/5."
             )
         terms_of(settings)  # reports an unknown name before the recipe replaces it
-        settings, origin = with_recipe(settings, given)
-        check_used(settings, origin)
+        settings, origins = with_recipe(settings, origins)
+        check_used(settings, origins)
         check_ranges(settings)
-        return keep_one_length(settings, origin), origin
+        return keep_one_length(settings, origins), origins
 
     def pin(self, settings: TrainSettings) -> TrainSettings:
         """Return settings with absolute paths."""
@@ -67,10 +67,10 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         return pin_start(pin_data(settings, {*paths_of_methods(), "split"}))
 
     def assemble(
-        self, settings: TrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+        self, settings: TrainSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
     ) -> TrainingSetup:
         """Open the data, choose the settings that were not given and build the objective."""
-        return assemble(settings, given, bars, run)
+        return assemble(settings, origins, bars, run)
 
     def describe_model(self, setup: TrainingSetup) -> str:
         """Return the model and its method, as one line."""

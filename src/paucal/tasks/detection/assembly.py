@@ -111,18 +111,18 @@ def _check_structure(settings: DetectSettings) -> None:
 
 
 def assemble(
-    settings: DetectSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+    settings: DetectSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
 ) -> DetectionSetup:
     """Open the images, choose the settings that were not given and build the detector, without writing files."""
     require_metrics()
     boxed = open_boxed(settings.data, outlines=settings.masks != "off")
     remarks: list[str] = []
-    if run is None and may_choose_start(settings, given, ("model_args", "init_network")):
+    if run is None and may_choose_start(settings, origins, ("model_args", "init_network")):
         shorter = int(np.median([min(boxed.boxes_of(index).size) for index in range(len(boxed.images))]))
-        settings, given, choice = choose_start(settings, given, shorter)
+        settings, origins, choice = choose_start(settings, origins, shorter)
         remarks = [choice.remark] if choice.remark else []
     if run is None and settings.init == COCO:
-        settings, given = adopt_published(settings, given, outlined=not boxed.without_outline)
+        settings, origins = adopt_published(settings, origins, outlined=not boxed.without_outline)
     start = find_detector_start(settings, run)
     data = _split_images(settings, boxed, run)
     settings, reasons = resolve(settings, _collect_facts(boxed, data, start.facts), RULES)
@@ -142,7 +142,7 @@ def assemble(
     remarks += [*boxed.images.notes, *(load_report.lines() if load_report else ()), *notes, *_collect_warnings(data)]
     return DetectionSetup(
         settings,
-        list_origins(settings, given, reasons),
+        list_origins(settings, origins, reasons),
         data,
         _make_plan(settings, len(data.part("train"))),
         objective,

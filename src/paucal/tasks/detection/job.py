@@ -85,21 +85,21 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
     reads = ("data", "init")
     length_setting = "steps"
 
-    def check(self, settings: DetectSettings, given: Mapping[str, str]) -> tuple[DetectSettings, dict[str, str]]:
+    def check(self, settings: DetectSettings, origins: Mapping[str, str]) -> tuple[DetectSettings, dict[str, str]]:
         """Fill in the values of the recipe, and refuse invalid settings."""
         settings = without_none_init(settings)
         timed = settings.time is not None or settings.steps is not None
-        settings, origin = fill_in(settings, given, RECIPES, settings.recipe, LENGTH_SETTINGS if timed else ())
+        settings, origins = fill_in(settings, origins, RECIPES, settings.recipe, LENGTH_SETTINGS if timed else ())
         check(settings)
         require_init(RECIPES, settings.recipe, settings.init)
         check_ranges(settings)
-        return settings, origin
+        return settings, origins
 
     def assemble(
-        self, settings: DetectSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+        self, settings: DetectSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
     ) -> DetectionSetup:
         """Open the images, choose the settings that were not given and build the detector."""
-        return assemble(settings, given, bars, run)
+        return assemble(settings, origins, bars, run)
 
     def describe_images(self, setup: DetectionSetup) -> str:
         """Return the name of the image set with the numbers of images, boxes and classes."""
@@ -149,9 +149,9 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
                 steps = fit_heads_steps(setup, FIRST_FRACTION * parse_duration(settings.time, "--time"))
             reason = f"a fifth of {settings.time}" if steps else f"a fifth of {settings.time} is too short"
         new_settings = replace(settings, heads_steps=steps)
-        origin = list_origins(new_settings, setup.origin, {"heads_steps": reason})
-        store_changes(run, new_settings, origin)
-        return replace(setup, settings=new_settings, origin=origin)
+        origins = list_origins(new_settings, setup.origins, {"heads_steps": reason})
+        store_changes(run, new_settings, origins)
+        return replace(setup, settings=new_settings, origins=origins)
 
     def measure(self, setup: DetectionSetup, threads: bool = False) -> Pace:
         """Measure the seconds per training step and per evaluated image."""

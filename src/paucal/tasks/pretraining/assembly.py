@@ -66,9 +66,9 @@ class PretrainingSetup(RunSetup[PretrainSettings]):
 
 
 def assemble(
-    settings: PretrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+    settings: PretrainSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
 ) -> PretrainingSetup:
-    """Open the images, choose the settings that are not in `given` and build the objective; no file is written."""
+    """Open the images, choose the settings without an origin and build the objective; no file is written."""
     start = find_start(settings, run)
     data, facts, settings, reasons = _open_and_resolve(settings, bars, run, start)
     images = data.images
@@ -93,8 +93,17 @@ def assemble(
         *(load_report.lines() if load_report else ()),
         *notes,
     ]
-    origin, plan = list_origins(settings, given, reasons), trainer_plan(settings, facts.n_train)
-    return PretrainingSetup(settings, origin, data, plan, objective, card, tuple(remarks), load_report, monitor=monitor)
+    return PretrainingSetup(
+        settings=settings,
+        origins=list_origins(settings, origins, reasons),
+        data=data,
+        plan=trainer_plan(settings, facts.n_train),
+        objective=objective,
+        card=card,
+        remarks=tuple(remarks),
+        start=load_report,
+        monitor=monitor,
+    )
 
 
 def _open_and_resolve(

@@ -146,9 +146,9 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
     settings_type = TrainSettings
     reads = ("data", "data_root", "init", "split")
 
-    def check(self, settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
+    def check(self, settings: TrainSettings, origins: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
         """Refuse settings that a regression does not use."""
-        unused = [name for name in given if name not in SUPPORTED_SETTINGS]
+        unused = [name for name in origins if name not in SUPPORTED_SETTINGS]
         if unused or settings.epochs not in (None, 0):
             name = unused[0] if unused else "epochs"
             raise UserError(
@@ -156,14 +156,14 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
                 f"trains no network: remove {flag(name)}."
             )
         check_ranges(settings)
-        return replace(without_none_init(settings), epochs=0, method="supervised"), dict(given)
+        return replace(without_none_init(settings), epochs=0, method="supervised"), dict(origins)
 
     def pin(self, settings: TrainSettings) -> TrainSettings:
         """Return settings with absolute paths."""
         return pin_start(pin_data(settings, {"split"}))
 
     def assemble(
-        self, settings: TrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+        self, settings: TrainSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
     ) -> RegressionSetup:
         """Open the images and their target values, choose the pretrained weights, and build the network."""
         assert settings.target is not None
@@ -174,9 +174,9 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             require_grades(targets, column)
         data = ImagesWithTargets(images, split_images_with_targets(settings, images, run), targets=targets)
         remarks: list[str] = []
-        if run is None and may_choose_start(settings, given):
+        if run is None and may_choose_start(settings, origins):
             # A regression needs pretrained weights even for tiny images, which are enlarged to the size of the weights.
-            settings, given, choice = choose_start(settings, given, max(data.facts().median_side, MIN_SIDE))
+            settings, origins, choice = choose_start(settings, origins, max(data.facts().median_side, MIN_SIDE))
             remarks = [choice.remark] if choice.remark else []
         start = find_start(settings, run)
         if start.read is None and start.record is None:
@@ -186,7 +186,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         facts = replace(data.facts(), n_classes=1, start=start.facts)
         settings, reasons = resolve_training(settings, facts)
         training_hardware = hardware(settings)  # refuses a missing device before images are decoded
-        if run is None and "resize" not in given:
+        if run is None and "resize" not in origins:
             reason = "the number describes the whole image, so nothing may be cropped"
             settings, reasons["resize"] = replace(settings, resize="squash"), reason
         reading = reading_for(settings.img_size, first_reading(settings, images))
@@ -224,7 +224,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         ]
         return RegressionSetup(
             settings=settings,
-            origin=list_origins(settings, given, reasons),
+            origins=list_origins(settings, origins, reasons),
             data=data,
             plan=Plan(0, 1, seed=settings.seed, hardware=training_hardware),
             objective=objective,

@@ -48,14 +48,14 @@ class SegmentationSetup(RunSetup[SegmentSettings]):
 
 
 def assemble(
-    settings: SegmentSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+    settings: SegmentSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
 ) -> SegmentationSetup:
     """Open images and masks, choose the settings that were not given and build the network; write nothing."""
     data = open_segmentation_data(settings, bars, run)
     remarks: list[str] = []
     if run is None:
-        if may_choose_start(settings, given) and (settings.init == AUTO or settings.recipe is None):
-            settings, given, choice = choose_start(settings, given, data.facts().median_side)
+        if may_choose_start(settings, origins) and (settings.init == AUTO or settings.recipe is None):
+            settings, origins, choice = choose_start(settings, origins, data.facts().median_side)
             remarks = [choice.remark] if choice.remark else []
         check_rates(settings)
     start = find_start(settings, run)
@@ -73,8 +73,8 @@ def assemble(
         )
     remarks += [*data.images.notes, *(load_report.lines() if load_report else ()), *notes, *_mask_warnings(data)]
     plan = trainer_plan(settings, facts.n_train * settings.crops)
-    origin = list_origins(settings, given, reasons)
-    return SegmentationSetup(settings, origin, data, plan, objective, card, tuple(remarks), load_report)
+    origins = list_origins(settings, origins, reasons)
+    return SegmentationSetup(settings, origins, data, plan, objective, card, tuple(remarks), load_report)
 
 
 def _fill_in_length(

@@ -75,10 +75,10 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
     reads = (*PATHS, "init")
     length_setting = "epochs"
 
-    def check(self, settings: SegmentSettings, given: Mapping[str, str]) -> tuple[SegmentSettings, dict[str, str]]:
+    def check(self, settings: SegmentSettings, origins: Mapping[str, str]) -> tuple[SegmentSettings, dict[str, str]]:
         """Fill in the values of the recipe, and refuse settings that contradict each other."""
         settings = without_none_init(settings)
-        settings, origin = fill_in(settings, given, RECIPES, settings.recipe, ())
+        settings, origins = fill_in(settings, origins, RECIPES, settings.recipe, ())
         require_init(RECIPES, settings.recipe, settings.init)
         check_ranges(settings)
         refuse_unsupported(settings, UNSUPPORTED_SETTINGS, "segmentation")
@@ -92,17 +92,17 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         if settings.resize_to is not None and len(settings.resize_to) != 2:
             text = " ".join(map(str, settings.resize_to))
             raise UserError(f"--resize-to is {text}; expected a shorter and a longer side, such as 512 2048.")
-        return keep_one_length(settings, origin), origin
+        return keep_one_length(settings, origins), origins
 
     def pin(self, settings: SegmentSettings) -> SegmentSettings:
         """Return settings with absolute paths."""
         return pin_paths(pin_start(settings))
 
     def assemble(
-        self, settings: SegmentSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+        self, settings: SegmentSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
     ) -> SegmentationSetup:
         """Open images and masks, choose the settings that were not given and build the network."""
-        return assemble(settings, given, bars, run)
+        return assemble(settings, origins, bars, run)
 
     def describe_images(self, setup: SegmentationSetup) -> str:
         """Return the name of the data, with the number of images and the number of classes."""
@@ -137,7 +137,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         training_seconds = left - pace.ending(counts)
         crop_seconds = pace.step * counts["train"] / settings.effective_batch  # per epoch, with one crop per image
         eval_seconds = pace.evaluation(counts)
-        is_given = not setup.origin["crops"].startswith(("auto:", "default"))
+        is_given = not setup.origins["crops"].startswith(("auto:", "default"))
         crops, epochs = fill_time(training_seconds, crop_seconds, eval_seconds, settings.crops, is_given)
         epoch_seconds = crops * crop_seconds + eval_seconds
         if epochs < 1:

@@ -129,8 +129,8 @@ def fingerprint(images: ImageSet) -> str:
 def assemble_run(verb: str, values: Mapping[str, Any], console: Console) -> tuple[AnyJob, RunSetup[Any]]:
     """Return the job and the setup of a run without writing any file; invalid settings raise a UserError."""
     job = job_of(verb)
-    settings, origin = job.check(job.settings_type(**values), dict.fromkeys(values, "given"))
-    return job, job.assemble(job.pin(settings), origin, console.progress)
+    settings, origins = job.check(job.settings_type(**values), dict.fromkeys(values, "given"))
+    return job, job.assemble(job.pin(settings), origins, console.progress)
 
 
 def seconds_of_run(job: AnyJob, setup: RunSetup[Any]) -> float:

@@ -319,7 +319,7 @@ def test_race__leaves_time_to_tune_the_winner():
 )
 def test_probe__leaves_most_of_the_time_to_tuning_if_there_is_any(train, val, epochs, seconds):
     data = SimpleNamespace(counts=lambda: {"train": train, "val": val, "test": 90})
-    setup = SimpleNamespace(data=data, settings=SimpleNamespace(epochs=epochs), origin={})
+    setup = SimpleNamespace(data=data, settings=SimpleNamespace(epochs=epochs), origins={})
     state = SimpleNamespace(setup=setup, record=SimpleNamespace(budget=300.0))
     assert first_model._max_probe_seconds(state) == seconds
 
@@ -341,7 +341,7 @@ def test_race__is_left_out_where_a_larger_network_would_leave_no_time_to_tune(mo
             settings=SimpleNamespace(seed=0, model="first", epochs=None),
             objective=SimpleNamespace(deployable=lambda: None),
             card=SimpleNamespace(preprocessing=None),
-            origin={},
+            origins={},
         ),
         record=SimpleNamespace(budget=60.0 * minutes, candidates=("first", "second"), candidate_scores=(), probe=None),
         console=SilentConsole(),
@@ -467,10 +467,10 @@ def test_method__stays_where_its_own_settings_are_given(data, tmp_path):
 
 def test_time__goes_before_the_epochs_of_a_recipe(tmp_path):
     settings = TrainSettings(recipe="small-images", time="5m", epochs=30, warmup_epochs=3.0)
-    origin = {"time": "flag", "epochs": "recipe small-images", "warmup_epochs": "recipe small-images"}
-    found = keep_one_length(settings, origin)
+    origins = {"time": "flag", "epochs": "recipe small-images", "warmup_epochs": "recipe small-images"}
+    found = keep_one_length(settings, origins)
     assert (found.time, found.epochs, found.warmup_epochs) == ("5m", None, None)
-    repeated = keep_one_length(settings, dict.fromkeys(origin, "config"))
+    repeated = keep_one_length(settings, dict.fromkeys(origins, "config"))
     assert (repeated.time, repeated.epochs) == (None, 30)
 
 

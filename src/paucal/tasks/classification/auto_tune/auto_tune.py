@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from paucal.cores import measure_slowdown
+from paucal.cores import cores_are_shared, measure_slowdown
 from paucal.models.features import linear_classifier
 from paucal.runner.clock import start_time
 from paucal.runner.console import Console
@@ -20,12 +20,7 @@ from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.first_model import compare_candidates, fit_probe, prepare_first_model
 from paucal.tasks.classification.auto_tune.precision import choose_training_precision
 from paucal.tasks.classification.auto_tune.state import TuneState, cannot_evaluate_tuning, is_free, is_timed
-from paucal.tasks.classification.auto_tune.tuning import (
-    choose_preset,
-    choose_thread_count,
-    seconds_per_image,
-    settings_to_store,
-)
+from paucal.tasks.classification.auto_tune.tuning import choose_preset, seconds_per_image, settings_to_store
 from paucal.tasks.classification.auto_tune.unlabelled import learn_from_unlabelled
 from paucal.training import TimePlan
 from paucal.types import UserError
@@ -88,7 +83,7 @@ def _choose_epochs_without_probe(state: TuneState) -> None:
 
 def _fit_probe_and_choose_preset(state: TuneState) -> bool:
     """Fit a probe to pretrained weights, then choose a preset and a number of epochs, or keep the probe."""
-    choose_thread_count(state.setup)
+    _choose_thread_count(state.setup)
     prepare_first_model(state)
     if len(state.record.candidates) > 1 and not state.record.candidate_scores and state.record.probe is None:
         compare_candidates(state)
@@ -114,6 +109,12 @@ def _fit_probe_and_choose_preset(state: TuneState) -> bool:
     changes = {"img_size": cost.image_size, **settings_to_store(state.setup, preset)}
     _set_length(state, epochs, cost.epoch_seconds, changes, cost.pixel_ratio)
     return True
+
+
+def _choose_thread_count(setup: TrainingSetup) -> None:
+    """Choose the fastest number of CPU threads for the run, if other programs use the same cores."""
+    if cores_are_shared():
+        seconds_per_image(setup, threads=True)
 
 
 def _describe_shortage(state: TuneState) -> str:

@@ -26,7 +26,7 @@ def choose_feature_precision(setup: TrainingSetup) -> PrecisionChoice:
     settings = setup.settings
     if settings.device != "cpu":
         return FLOAT32
-    if setup.origin.get("precision") in ("flag", "given"):  # a config may contain the choice of an earlier run
+    if setup.origins.get("precision") in ("flag", "given"):  # a config may contain the choice of an earlier run
         return EXPLICIT_CHOICES.get(settings.precision, FLOAT32)
     if not bfloat16_flags():
         return FLOAT32

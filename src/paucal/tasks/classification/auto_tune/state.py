@@ -132,11 +132,11 @@ class TuneState:
     def reassemble(self, **changes: Any) -> TrainingSetup:
         """Return a setup with changed settings; choose automatic settings that may depend on the changes again."""
         setup = self.setup
-        automatic = {name for name, origin in setup.origin.items() if origin.startswith("auto: ")}
+        automatic = {name for name, origin in setup.origins.items() if origin.startswith("auto: ")}
         revised = automatic - NEVER_REVISED - set(changes) - (set() if "model" in changes else {"img_size"})
         settings = replace(setup.settings, **dict.fromkeys(revised), **changes)
-        given = {name: origin for name, origin in setup.origin.items() if name not in revised and origin != "default"}
-        new_setup = assemble(settings, given, self.console.progress, self.run, setup.data)
+        kept_origins = {name: text for name, text in setup.origins.items() if name not in revised and text != "default"}
+        new_setup = assemble(settings, kept_origins, self.console.progress, self.run, setup.data)
         return replace(new_setup, plan=replace(new_setup.plan, deadline=setup.plan.deadline))
 
     def adopt(self, setup: TrainingSetup, reasons: Mapping[str, str]) -> None:
@@ -144,9 +144,9 @@ class TuneState:
 
         `reasons` has the reason for each setting that auto-tuning has chosen, by name of the setting.
         """
-        origin = {**setup.origin, **{name: f"auto: {reason}" for name, reason in reasons.items()}}
-        self.setup = replace(setup, origin=origin)
-        store_changes(self.run, setup.settings, origin)
+        origins = {**setup.origins, **{name: f"auto: {reason}" for name, reason in reasons.items()}}
+        self.setup = replace(setup, origins=origins)
+        store_changes(self.run, setup.settings, origins)
         if setup.start is not None:
             self.run.write_json(START_FILE, setup.start.to_dict())
 
@@ -164,4 +164,4 @@ def cannot_evaluate_tuning(setup: TrainingSetup) -> bool:
 
 def is_free(setup: TrainingSetup, name: str) -> bool:
     """Return whether a setting may be chosen automatically, because the user did not give it."""
-    return setup.origin.get(name, "default") == "default" or setup.origin[name].startswith("auto: ")
+    return setup.origins.get(name, "default") == "default" or setup.origins[name].startswith("auto: ")

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from paucal.cores import cores_are_shared
 from paucal.memory import is_out_of_memory
 from paucal.runner.time_budget import seconds_per_step, trial_steps
 from paucal.tasks.classification.assembly import TrainingSetup
@@ -57,12 +56,6 @@ def seconds_per_image(setup: TrainingSetup, threads: bool = False) -> float:
     batches: Any = train_loader(setup.data, setup.card.preprocessing, loader_settings, plan, request, start=0)
     with trial_steps(objective.train(), device):
         return seconds_per_step(objective, batches, device, settings.precision, threads=threads) / size
-
-
-def choose_thread_count(setup: TrainingSetup) -> None:
-    """Choose the fastest number of CPU threads for the run, if other programs use the same cores."""
-    if cores_are_shared():
-        seconds_per_image(setup, threads=True)
 
 
 @dataclass(frozen=True)
