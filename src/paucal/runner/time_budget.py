@@ -7,14 +7,12 @@ import math
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
 from paucal.cores import choose_threads, cores_are_shared
 from paucal.objectives import Objective
@@ -27,7 +25,8 @@ from paucal.runs import RunFolder
 from paucal.settings.values import EXPECTED_DURATION
 from paucal.training import Plan, TimePlan
 from paucal.training.failures import memory_advice
-from paucal.types import Batch, Progress, UserError
+from paucal.training.trial_step import forward_and_backward
+from paucal.types import Batch, UserError
 from paucal.wording import counted, format_duration
 
 UNIT_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -175,20 +174,6 @@ class TimedJob(Job[S, A, R]):
         return plan.total_steps * pace.step + evaluations * pace.evaluation(counts) + pace.ending(counts)
 
 
-@contextmanager
-def trial_steps(objective: nn.Module, device: torch.device) -> Iterator[None]:
-    """Move an objective to a device for timed steps, and restore the objective after the block."""
-    initial_state = {name: value.detach().clone() for name, value in objective.state_dict().items()}
-    objective.to(device)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        objective.zero_grad(set_to_none=True)
-        objective.to("cpu")
-        objective.load_state_dict(initial_state)
-
-
 def seconds_per_step(
     objective: Objective,
     batches: Iterable[Batch],
@@ -203,21 +188,17 @@ def seconds_per_step(
     not timed, unless it is the only batch. If `threads` is True, the number of CPU threads is chosen during the warm-up
     if other programs use the same cores.
     """
-    dtype = torch.float16 if precision == "16-mixed" else torch.bfloat16
 
-    def forward_and_backward(batch: Batch) -> None:
-        with torch.autocast(device.type, dtype, enabled=precision not in (None, "32-true")):
-            terms = objective(batch, Progress(0, 1, 1))
-        terms.total.backward()
-        terms.total.item()  # waits for the device, which computes asynchronously
+    def timed_step(batch: Batch) -> None:
+        forward_and_backward(objective, batch, device, precision).item()  # waits for the device, which is asynchronous
 
     times: list[float] = []
     begin = time.perf_counter()
     for batch in batches:
         batch = batch.to(device)
-        forward_and_backward(batch)
+        timed_step(batch)
         if threads and not times and device.type == "cpu" and cores_are_shared():
-            choose_threads(partial(forward_and_backward, batch))
+            choose_threads(partial(timed_step, batch))
         now = time.perf_counter()
         times.append(now - begin)
         begin = now

@@ -26,7 +26,7 @@ from paucal.runner.images import step_loader
 from paucal.runner.job import Bars, Watcher
 from paucal.runner.resuming import store_changes
 from paucal.runner.starts import without_none_init
-from paucal.runner.time_budget import Pace, PlannedLength, TimedJob, parse_duration, seconds_per_step, trial_steps
+from paucal.runner.time_budget import Pace, PlannedLength, TimedJob, parse_duration, seconds_per_step
 from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import with_settings_signature
@@ -44,6 +44,7 @@ from paucal.tasks.detection.views import CopyPaste, training_view
 from paucal.training import CosineWarmup, Optimization, Outcome, Watch
 from paucal.training.failures import memory_advice
 from paucal.training.schedules import WarmupThenSteps
+from paucal.training.trial_step import trial_steps
 from paucal.types import UserError
 from paucal.wording import counted, format_duration
 

@@ -31,7 +31,6 @@ from paucal.runner.time_budget import (
     keep_one_length,
     parse_duration,
     seconds_per_step,
-    trial_steps,
 )
 from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges, flag, refuse_unsupported
@@ -53,6 +52,7 @@ from paucal.tasks.segmentation.scores import plain_scores
 from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.training import CosineWarmup, Optimization, Outcome, Watch
 from paucal.training.schedules import LinearWarmup
+from paucal.training.trial_step import trial_steps
 from paucal.types import UserError
 from paucal.wording import counted, format_duration
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from paucal.memory import is_out_of_memory
-from paucal.runner.time_budget import seconds_per_step, trial_steps
+from paucal.runner.time_budget import seconds_per_step
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.first_model import fit_probe_head
 from paucal.tasks.classification.auto_tune.record import TuneStep
@@ -25,6 +25,7 @@ from paucal.tasks.classification.auto_tune.trials import (
 from paucal.tasks.classification.auto_tune.unlabelled import has_few_labels
 from paucal.tasks.classification.loaders import train_loader
 from paucal.training import TimePlan
+from paucal.training.trial_step import trial_steps
 from paucal.types import UserError
 from paucal.wording import counted, format_duration
 
