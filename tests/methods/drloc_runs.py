@@ -23,8 +23,8 @@ SAID = 0.25  # what the head says
 
 def settings_of(words: str, model: str = MODEL) -> TrainSettings:
     """Return the settings of a command line, checked and completed."""
-    _, given, changes = parse_run_arguments("train", "", TrainSettings, [*model.split(), *words.split()])
-    settings, _ = TrainingJob().check(TrainSettings(**changes), given)
+    _, given, given_settings = parse_run_arguments("train", "", TrainSettings, [*model.split(), *words.split()])
+    settings, _ = TrainingJob().check(TrainSettings(**given_settings), given)
     return resolve(settings, FACTS)[0]
 
 

@@ -51,8 +51,8 @@ def test_flags__beside_a_recipe_make_the_runs_that_have_these_scores():
         count = re.search(r"with (\d+) images per step: ((?:--\w+ \d+ ?)+)$", RECIPES[name].cost)
         assert count is not None
         words = ["--recipe", name, *flags.split(), *count[2].split()]
-        _, given, changes = parse_run_arguments("pretrain", "", PretrainSettings, words)
-        settings = whole(PretrainSettings(**changes), given, devices=16)
+        _, given, given_settings = parse_run_arguments("pretrain", "", PretrainSettings, words)
+        settings = whole(PretrainSettings(**given_settings), given, devices=16)
         assert settings["batch"] == int(count[1])
         scores = tuple(map(float, re.findall(r"(?:linear|k-NN) ([\d.]+)", text)))
         alike = [row for row in rows if row[:2] == (scores, name)]

@@ -4,12 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training_settings import TrainSettings
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import list_origins
+from paucal.runner import trainer_inputs
+from paucal.runner.console import SilentConsole
 from paucal.runner.trainer_inputs import hardware
+from paucal.tasks.classification import assembly as training
 from paucal.tasks.classification.optimization import fit_batch
+from paucal.tasks.pretraining import assembly as pretraining
 from paucal.types import UserError
 
 FACTS = DataAndMachine(n_train=1000, n_classes=10, median_side=8, cores=2)
@@ -40,3 +45,11 @@ def test_batch_size_auto__is_refused_where_devices_keep_pieces():
     with pytest.raises(UserError, match="give --batch-size as a number"):
         fit_batch(settings, *nothing)
     assert fit_batch(replace(settings, device="cpu"), *nothing)[0].batch_size == 64
+
+
+@pytest.mark.parametrize(("module", "settings_type"), [(training, TrainSettings), (pretraining, PretrainSettings)])
+def test_device__that_is_missing_is_refused_before_images_are_decoded(module, settings_type, monkeypatch):
+    monkeypatch.setattr(trainer_inputs, "best_device", lambda: ("cpu", False))
+    monkeypatch.setattr(module, "decode_images", None)
+    with pytest.raises(UserError, match="--device is 'cuda', but torch finds no such device"):
+        module.assemble(settings_type("digits", device="cuda", init=None), {"init": "flag"}, SilentConsole().progress)

@@ -20,7 +20,6 @@ from paucal.runner.time_budget import (
     describe_change,
     seconds_per_step,
     store_time_plan,
-    trial_steps,
 )
 from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights
@@ -28,6 +27,7 @@ from paucal.tasks.classification.auto_tune import auto_tune
 from paucal.tasks.classification.job import TrainingJob
 from paucal.training import Plan, PlanChange, TimePlan
 from paucal.training.length_correction import RunClock
+from paucal.training.trial_step import trial_steps
 from paucal.types import Batch, LossTerms, UserError
 
 TIME = TimePlan(budget=300.0, spent=20.0, closing=9.5, step=0.25, evaluation=2.0, most_steps=4000, threads=2)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import Field, fields
 from itertools import zip_longest
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from paucal.cli.config import read_config
 from paucal.cli.given_flags import FLAG_ALIASES, note_given_flags
@@ -161,15 +161,22 @@ def parse_with_settings(
     return values, build_settings(values, settings_type)
 
 
-def parse_run_arguments(
-    verb: str, description: str, settings: type, argv: Sequence[str]
-) -> tuple[Namespace, dict[str, str], dict[str, Any]]:
-    """Parse the arguments of a training command: a flag for each setting, and the arguments of all training commands.
+class ParsedRun(NamedTuple):
+    """The parsed arguments of a training command.
 
-    Returns:
-        All values; the origin ("flag" or "config") of each value that the user gave; the settings that the user gave,
-        by name.
+    Attributes:
+        values: All values.
+        given: Origin ("flag" or "config") of each value that the user gave.
+        given_settings: Settings that the user gave, by name.
     """
+
+    values: Namespace
+    given: dict[str, str]
+    given_settings: dict[str, Any]
+
+
+def parse_run_arguments(verb: str, description: str, settings: type, argv: Sequence[str]) -> ParsedRun:
+    """Parse a flag for each setting, and the arguments that all training commands have."""
     parser, fields_by_name = CommandParser(verb, description), {item.name: item for item in fields(settings)}
     add_data_arguments(parser, fields_by_name["data"].metadata["help"])
     parser.add_argument(
@@ -188,7 +195,7 @@ def parse_run_arguments(
         if given.get("data") == "flag" and values.data != values.subject:
             raise UserError(f"DATA is {values.subject!r} and --data is {values.data!r}: remove DATA or --data.")
         values.data, given["data"] = values.subject, "flag"
-    return values, given, {name: getattr(values, name) for name in given if name in fields_by_name}
+    return ParsedRun(values, given, {name: getattr(values, name) for name in given if name in fields_by_name})
 
 
 def _add_machine_flags(parser: CommandParser) -> None:

@@ -15,7 +15,7 @@ of boxes. Settings that you do not give are chosen from the images and the machi
 def run(argv: Sequence[str]) -> int:
     """Run the command; return the exit code, which is 130 if the run was stopped before its end."""
     parsed = parse_run_arguments("detect", DESCRIPTION, DetectSettings, argv)
-    if (code := run_elsewhere("detect", parsed[0], argv)) is not None:
+    if (code := run_elsewhere("detect", parsed.values, argv)) is not None:
         return code
     from paucal.cli.job import run_job
     from paucal.tasks.detection.job import DetectionJob

@@ -14,7 +14,7 @@ collapse. Without DATA, the command trains on the built-in digits, which takes a
 def run(argv: Sequence[str]) -> int:
     """Run the command; return the exit code, which is 130 if the run was stopped before its end."""
     parsed = parse_run_arguments("pretrain", DESCRIPTION, PretrainSettings, argv)
-    if (code := run_elsewhere("pretrain", parsed[0], argv)) is not None:
+    if (code := run_elsewhere("pretrain", parsed.values, argv)) is not None:
         return code
     from paucal.cli.job import run_job
     from paucal.tasks.pretraining.job import PretrainingJob

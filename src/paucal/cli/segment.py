@@ -14,7 +14,7 @@ Settings that you do not give are chosen from the data, and printed with the rea
 def run(argv: Sequence[str]) -> int:
     """Run the command; return the exit code, which is 130 if the run was stopped before its end."""
     parsed = parse_run_arguments("segment", DESCRIPTION, SegmentSettings, argv)
-    if (code := run_elsewhere("segment", parsed[0], argv)) is not None:
+    if (code := run_elsewhere("segment", parsed.values, argv)) is not None:
         return code
     from paucal.cli.job import run_job
     from paucal.tasks.segmentation.job import SegmentationJob

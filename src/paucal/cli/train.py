@@ -14,7 +14,7 @@ COLUMN, the model predicts a number instead of a class."""
 
 def run(argv: Sequence[str]) -> int:
     """Run the command; return the exit code, which is 130 if the run was stopped before its end."""
-    values, given, changes = parsed = parse_run_arguments("train", DESCRIPTION, TrainSettings, argv)
+    values, given, given_settings = parsed = parse_run_arguments("train", DESCRIPTION, TrainSettings, argv)
     if (code := run_elsewhere("train", values, argv)) is not None:
         return code
     from paucal.cli.job import run_job
@@ -24,7 +24,7 @@ def run(argv: Sequence[str]) -> int:
     from paucal.tasks.train import read_target, select_job
 
     if values.folds is not None and values.target is None and "resume" not in given and not values.print_config:
-        result = train_folds(TrainSettings(**changes), given, Console())
+        result = train_folds(TrainSettings(**given_settings), given, Console())
         return 130 if isinstance(result, Stopped) else 0
-    job = select_job(read_target(values.resume) if "resume" in given else changes.get("target"))
+    job = select_job(read_target(values.resume) if "resume" in given else given_settings.get("target"))
     return run_job(job, parsed)

@@ -42,7 +42,7 @@ class Entry:
     rules: Mapping[str, Rule] = field(default_factory=dict)
     check: Callable[[Any], None] = lambda settings: None
     advice: str = "with --method {method}: remove {flag}, or give --method {name}"
-    superseded: Callable[[Any, Mapping[str, str]], Collection[str]] = lambda settings, given: ()
+    superseded: Callable[[Any, Mapping[str, str]], Collection[str]] = lambda settings, origins: ()
 
     @property
     def own_settings(self) -> frozenset[str]:

@@ -29,19 +29,19 @@ def method_of(settings: PretrainSettings) -> PretrainingMethod:
     return METHODS[require_known("method", settings.method, METHODS)]
 
 
-def with_recipe(settings: PretrainSettings, given: Mapping[str, str]) -> tuple[PretrainSettings, dict[str, str]]:
+def with_recipe(settings: PretrainSettings, origins: Mapping[str, str]) -> tuple[PretrainSettings, dict[str, str]]:
     """Fill in the settings that were not given with the values of `--recipe`; return the settings and their origins.
 
-    `given` has the origin of each given setting. Raise a UserError for an unknown recipe.
+    `origins` has the origin of each given setting. Raise a UserError for an unknown recipe.
     """
-    left_out = method_of(settings).superseded(settings, given)
-    return fill_in(settings, given, RECIPES, settings.recipe, left_out)
+    left_out = method_of(settings).superseded(settings, origins)
+    return fill_in(settings, origins, RECIPES, settings.recipe, left_out)
 
 
-def check_used(settings: PretrainSettings, given: Mapping[str, str]) -> None:
+def check_used(settings: PretrainSettings, origins: Mapping[str, str]) -> None:
     """Raise a UserError for a setting that has no effect in the run, or that contradicts another setting."""
     method = method_of(settings)
-    refuse_unused(settings, given, [method], METHODS.values())
+    refuse_unused(settings, origins, [method], METHODS.values())
     method.check(settings)
     if settings.optimizer != "adamw" and settings.lr is None:
         raise UserError(

@@ -66,28 +66,28 @@ def unused_by(settings: TrainSettings) -> set[str]:
     return set(unused_settings(entries_of(settings), ENTRIES))
 
 
-def with_recipe(settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
+def with_recipe(settings: TrainSettings, origins: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
     """Fill in the settings that were not given with the values of `--recipe`; return the settings and their origins.
 
-    `given` has the origin of each given setting.
+    `origins` has the origin of each given setting.
     """
     recipe = None if settings.recipe is None else RECIPES.get(settings.recipe)
     recipe_settings = {} if recipe is None else recipe.settings
-    chosen_losses = [name for name in ("method", "add") if name in recipe_settings and name not in given]
+    chosen_losses = [name for name in ("method", "add") if name in recipe_settings and name not in origins]
     losses = {name: recipe_settings[name] for name in chosen_losses}
-    settings, origin = fill_in(settings, given, RECIPES, settings.recipe, unused_by(replace(settings, **losses)))
+    settings, origins = fill_in(settings, origins, RECIPES, settings.recipe, unused_by(replace(settings, **losses)))
     if recipe is not None:
-        settings, origin = _scale_to_length(settings, origin, recipe)
+        settings, origins = _scale_to_length(settings, origins, recipe)
     if settings.recipe is not None and recipe is not None and recipe.imagenet_alone and settings.init == "timm":
         model_name = imagenet_alone(settings.model, settings.recipe)
         if model_name != settings.model:
-            origin["model"] = f"recipe {settings.recipe}: weights from only ImageNet-1k"
+            origins["model"] = f"recipe {settings.recipe}: weights from only ImageNet-1k"
             settings = replace(settings, model=model_name)
-    return settings, origin
+    return settings, origins
 
 
 def _scale_to_length(
-    settings: TrainSettings, origin: dict[str, str], recipe: Recipe
+    settings: TrainSettings, origins: dict[str, str], recipe: Recipe
 ) -> tuple[TrainSettings, dict[str, str]]:
     """Scale the cosine schedule and the warm-up of a recipe if the run has another number of epochs.
 
@@ -95,19 +95,19 @@ def _scale_to_length(
     warm-up.
     """
     recipe_epochs, recipe_origin = recipe.for_model(settings.model).settings.get("epochs"), f"recipe {settings.recipe}"
-    if recipe_epochs is None or settings.epochs in (None, recipe_epochs) or origin.get("epochs") == recipe_origin:
-        return settings, origin
-    if origin.get("schedule_epochs") == recipe_origin:
+    if recipe_epochs is None or settings.epochs in (None, recipe_epochs) or origins.get("epochs") == recipe_origin:
+        return settings, origins
+    if origins.get("schedule_epochs") == recipe_origin:
         settings = replace(settings, schedule_epochs=None)
-        origin = {name: text for name, text in origin.items() if name != "schedule_epochs"}
-    if origin.get("warmup_epochs") == recipe_origin and settings.warmup_epochs and settings.epochs < recipe_epochs:
+        origins = {name: text for name, text in origins.items() if name != "schedule_epochs"}
+    if origins.get("warmup_epochs") == recipe_origin and settings.warmup_epochs and settings.epochs < recipe_epochs:
         fraction = settings.warmup_epochs / recipe_epochs
         settings = replace(settings, warmup_epochs=round(fraction * settings.epochs, 3))
-        origin = {
-            **origin,
+        origins = {
+            **origins,
             "warmup_epochs": f"{recipe_origin}: its share of {settings.warmup_epochs / fraction:g} epochs",
         }
-    return settings, origin
+    return settings, origins
 
 
 def paths_of_methods() -> frozenset[str]:
@@ -115,9 +115,9 @@ def paths_of_methods() -> frozenset[str]:
     return frozenset(name for entry in ENTRIES for name in entry.paths)
 
 
-def check_used(settings: TrainSettings, given: Mapping[str, str]) -> None:
+def check_used(settings: TrainSettings, origins: Mapping[str, str]) -> None:
     """Raise a UserError for a setting that has no effect in the run, or that contradicts another setting."""
-    refuse_unused(settings, given, entries_of(settings), ENTRIES)
+    refuse_unused(settings, origins, entries_of(settings), ENTRIES)
     require_init(RECIPES, settings.recipe, settings.init)
     if settings.attention_init != "model" and settings.init is not None:
         raise UserError(

@@ -17,14 +17,14 @@ def unused_settings(used: Iterable[Entry], known: Iterable[Entry]) -> dict[str, 
     return {name: entry for entry in known for name in sorted(entry.own_settings - in_use)}
 
 
-def refuse_unused(settings: Any, given: Mapping[str, str], used: Iterable[Entry], known: Iterable[Entry]) -> None:
+def refuse_unused(settings: Any, origins: Mapping[str, str], used: Iterable[Entry], known: Iterable[Entry]) -> None:
     """Raise a UserError if the user has given a setting that has no effect in the run.
 
     A config file may contain every setting, so default values in a config file are accepted; a flag is refused even if
-    it gives the default. `given` has the origin of each given setting; see `unused_settings` for `used` and `known`.
+    it gives the default. `origins` has the origin of each given setting; see `unused_settings` for `used` and `known`.
     """
     unused, declared = unused_settings(used, known), setting_fields(settings)
-    for name, origin in given.items():
+    for name, origin in origins.items():
         is_default_of_config = origin == "config" and getattr(settings, name) == declared[name].default
         if name in unused and not is_default_of_config:
             entry = unused[name]

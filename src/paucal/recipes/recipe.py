@@ -100,24 +100,24 @@ def require_init(recipes: Mapping[str, Recipe], name: str | None, init: str | No
 
 
 def fill_in(
-    settings: S, given: Mapping[str, str], recipes: Mapping[str, Recipe], name: str | None, left_out: Container[str]
+    settings: S, origins: Mapping[str, str], recipes: Mapping[str, Recipe], name: str | None, left_out: Container[str]
 ) -> tuple[S, dict[str, str]]:
     """Use a recipe's value for each setting that the user has not set, except for the settings in `left_out`.
 
     Args:
         settings: Settings of a run.
-        given: Origin of each setting that the user has set, by name.
+        origins: Origin of each setting that the user has set, by name.
         recipes: Recipes by name.
         name: Name of the recipe; None for no recipe.
         left_out: Names of settings that are not taken from the recipe.
 
     Returns:
-        The settings, and the origins from `given` extended by the settings from the recipe (origin "recipe NAME").
+        The settings, and `origins` with the origin "recipe NAME" added for each setting from the recipe.
     """
     if name is None:
-        return settings, dict(given)
+        return settings, dict(origins)
     recipe = recipes[require_known("recipe", name, recipes)]
-    model = getattr(settings, "model", None) if "model" in given else recipe.settings.get("model")
+    model = getattr(settings, "model", None) if "model" in origins else recipe.settings.get("model")
     recipe_settings = recipe.for_model(model).settings
-    values = {key: value for key, value in recipe_settings.items() if key not in given and key not in left_out}
-    return replace(settings, **values), {**given, **dict.fromkeys(values, f"recipe {name}")}
+    values = {key: value for key, value in recipe_settings.items() if key not in origins and key not in left_out}
+    return replace(settings, **values), {**origins, **dict.fromkeys(values, f"recipe {name}")}

@@ -241,10 +241,10 @@ def _read_settings(run: RunFolder) -> list[Setting]:
     if not run.config.is_file():
         return []
     content = run.read_yaml(run.config.name)
-    settings, origin = content.get("settings", {}), content.get("origin", {})
-    if not isinstance(settings, dict) or not isinstance(origin, dict):
+    settings, origins = content.get("settings", {}), content.get("origin", {})
+    if not isinstance(settings, dict) or not isinstance(origins, dict):
         raise UserError(f"{str(run.config)!r} is damaged: expected mappings `settings` and `origin`; train again.")
-    return [Setting(str(k), _short_text(v), _short_text(origin.get(k, ""))) for k, v in settings.items()]
+    return [Setting(str(k), _short_text(v), _short_text(origins.get(k, ""))) for k, v in settings.items()]
 
 
 def _read_metrics(run: RunFolder) -> list[dict[str, float]]:

@@ -64,10 +64,10 @@ def resolve(settings: S, facts: DataAndMachine, rules: Mapping[str, Rule]) -> tu
     return settings, reasons
 
 
-def list_origins(settings: object, given: Mapping[str, str], reasons: Mapping[str, str]) -> dict[str, str]:
-    """Return the origin of each setting: "auto: REASON", the entry in `given` ("flag" or "config"), or "default"."""
+def list_origins(settings: object, origins: Mapping[str, str], reasons: Mapping[str, str]) -> dict[str, str]:
+    """Return the origin of each setting: "auto: REASON", the entry in `origins` ("flag" or "config"), or "default"."""
     return {
-        name: automatic(reasons[name]) if name in reasons else given.get(name, "default") for name in vars(settings)
+        name: automatic(reasons[name]) if name in reasons else origins.get(name, "default") for name in vars(settings)
     }
 
 

@@ -68,7 +68,7 @@ class RunSetup(Generic[S]):
 
     Attributes:
         settings: Settings of the run.
-        origin: Origin of each setting by name, such as a flag or the reason for an automatic choice.
+        origins: Origin of each setting by name, such as a flag or the reason for an automatic choice.
         data: Images of the run and their split.
         plan: Length, seed and hardware of the training.
         objective: Objective to train.
@@ -79,7 +79,7 @@ class RunSetup(Generic[S]):
     """
 
     settings: S
-    origin: Mapping[str, str]
+    origins: Mapping[str, str]
     data: SplitImages
     plan: Plan
     objective: Objective
@@ -184,10 +184,10 @@ class Job(ABC, Generic[S, A, R]):
     reads: ClassVar[tuple[str, ...]]
 
     @abstractmethod
-    def check(self, settings: S, given: Mapping[str, str]) -> tuple[S, dict[str, str]]:
+    def check(self, settings: S, origins: Mapping[str, str]) -> tuple[S, dict[str, str]]:
         """Fill in the settings of the recipe and refuse contradictory settings, without reading any file.
 
-        `given` has the origin of each setting that the user gave. Return the settings, and the origin of each setting
+        `origins` has the origin of each setting that the user gave. Return the settings, and the origin of each setting
         that the user gave or that comes from the recipe ("recipe NAME").
         """
 
@@ -196,18 +196,19 @@ class Job(ABC, Generic[S, A, R]):
         return pin_start(pin_data(settings))
 
     @abstractmethod
-    def assemble(self, settings: S, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None) -> A:
+    def assemble(self, settings: S, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None) -> A:
         """Open the images, choose settings that were not given, and build the objective, without training or writing.
 
-        `given` has the origin of each setting that the user gave; `bars` opens a progress bar with a title; `run` is
-        the run to resume, or None for a new run.
+        `origins` has the origin of each setting that the user gave; `bars` opens a progress bar with a title. `run` is
+        the folder of the run once it exists, in auto-tuning as well as after a stop; None before the folder is created.
+        With a folder, the stored split, preprocessing and record are used.
         """
 
     def announce(self, setup: A, console: Console) -> None:
         """Print the data, the model, and the settings with their reasons."""
         for line in (*self.describe_data(setup), f"model: {self.describe_model(setup)}"):
             console.say(line)
-        console.show_settings(setup.settings, setup.origin, setup.remarks)
+        console.show_settings(setup.settings, setup.origins, setup.remarks)
 
     def describe_data(self, setup: A) -> list[str]:
         """Return lines that describe the images and their split."""
@@ -233,14 +234,14 @@ class Job(ABC, Generic[S, A, R]):
     def draw_batch(self, setup: A) -> Image:
         """Draw images of the first training batch after augmentation."""
 
-    def needs_planning(self, setup: A) -> bool:
-        """Return whether the length of the run must be planned from measurements; the same on all processes."""
+    def needs_preliminary_steps(self, setup: A) -> bool:
+        """Return whether training still needs the result of preliminary steps; the same on all processes."""
         return False
 
-    def plan(self, run: RunFolder, setup: A, console: Console) -> bool:
-        """Plan the length of the run and store it; return False if a signal stopped the planning.
+    def make_preliminary_steps(self, run: RunFolder, setup: A, console: Console) -> bool:
+        """Train a first model or short trials, or only time a few steps; choose the length of the run, and store both.
 
-        This method is only called on the first process.
+        This method is only called on the first process. It returns False if a signal stopped it.
         """
         return True
 

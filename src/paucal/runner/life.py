@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from lightning.pytorch import Callback
@@ -27,7 +27,6 @@ from paucal.runner.job import A, EpochListener, Job, R, S
 from paucal.runner.loggers import Loggers, check_loggers
 from paucal.runner.outputs import resolve_output
 from paucal.runner.processes import (
-    broadcast_path,
     broadcast_value,
     explain_lost_processes,
     forget_run_of_children,
@@ -36,6 +35,8 @@ from paucal.runner.processes import (
     pass_run_to_children,
     receive_path,
     run_on_rank_zero,
+    send_path,
+    tell_others_of_failure,
 )
 from paucal.runner.resuming import input_names, reopen, store_changes, stored_settings
 from paucal.runner.run_folder import RunWriter
@@ -49,6 +50,8 @@ from paucal.training import Outcome, Records, checkpoint_step, fit
 from paucal.training.ledger import Ledger
 from paucal.types import UserError
 from paucal.wording import counted
+
+P = TypeVar("P", str, str | None)
 
 
 @dataclass(frozen=True)
@@ -69,41 +72,30 @@ class Stopped:
 def begin(
     job: Job[S, A, R],
     settings: S,
-    given: Mapping[str, str],
+    origins: Mapping[str, str],
     console: Console,
     callbacks: Sequence[Callback] = (),
     start_time: float | None = None,
 ) -> R | Stopped:
     """Start a run; return its result, or a `Stopped` with the step at which the run was stopped.
 
-    Settings that the user did not give are None; `given` has the origin of each setting that the user gave. The run's
+    Settings that the user did not give are None; `origins` has the origin of each setting that the user gave. The run's
     duration is measured from `start_time`, a value of `time.monotonic()`; None means now.
     """
     join_processes()
     if not is_first():
         return _join_run(job, callbacks)
-    setups: list[A] = []
-    all_callbacks = list(callbacks)
-
-    def create() -> Path:
-        local_settings = settings
-        if settings.output is not None and is_remote(settings.output):
-            require_one_machine(settings.overwrite)
-            stored_copy = exit_stack.enter_context(written_to_storage(settings.output, False, console))
-            all_callbacks.append(stored_copy)
-            local_settings = replace(settings, output=str(stored_copy.folder))
-        setup = _check_and_assemble(job, local_settings, given, console)
-        setups.append(setup)
-        require_main_guard(setup.settings.workers)
-        job.announce(setup, console)
-        run = writer.begin(setup.settings.output, setup.settings.overwrite)
-        setups[0] = copy_frame_to_run(run, setup)
-        _write_initial_files(job, run, setups[0])
-        return run.path
-
     with ExitStack() as exit_stack, count_time_from(start_time), limited_threads(), RunWriter(console) as writer:
-        run = RunFolder(broadcast_path(create))
-        return _execute_run(job, run, setups[0], console, [*all_callbacks, *writer.callbacks()])
+        with tell_others_of_failure():
+            output, storage_callbacks = _local_folder(settings.output, exit_stack, console, settings.overwrite)
+            setup = _check_and_assemble(job, replace(settings, output=output), origins, console)
+            require_main_guard(setup.settings.workers)
+            job.announce(setup, console)
+            run = writer.begin(setup.settings.output, setup.settings.overwrite)
+            setup = copy_frame_to_run(run, setup)
+            _write_initial_files(job, run, setup)
+        send_path(run.path)
+        return _execute_run(job, run, setup, console, [*callbacks, *storage_callbacks, *writer.callbacks()])
 
 
 def resume(
@@ -120,37 +112,26 @@ def resume(
     join_processes()
     if not is_first():
         return _join_run(job, callbacks)
-    setups: list[A] = []
-    all_callbacks = list(callbacks)
-
-    def reopen_run() -> Path:
-        local_path = path
-        if is_remote(path):
-            require_one_machine()
-            stored_copy = exit_stack.enter_context(written_to_storage(str(path), True, console))
-            all_callbacks.append(stored_copy)
-            local_path = stored_copy.folder
-        run, settings, origin = reopen(local_path, changes or {}, job)
-        old_settings = stored_settings(run, job.settings_type, job.verb)[0]
-        writer.lock_existing(run)
-        setup = _reassemble(job, run, settings, origin, console)
-        setups.append(setup)
-        if settings.processes != old_settings.processes and job.needs_planning(setup):
-            raise UserError(
-                f"{str(run.path)!r} was stopped before the length of its training was chosen, with "
-                f"{counted(old_settings.processes, 'process', 'processes')}: resume this run with the same number of "
-                "processes first."
-            )
-        if set(changes or {}) & set(input_names(job)):
-            require_same_images(run.split, setup.data.images)
-        job.announce(setup, console)
-        if settings != old_settings:  # stored only after all checks, since an invalid change must not damage the run
-            store_changes(run, settings, origin)
-        return run.path
-
     with ExitStack() as exit_stack, count_time_from(None), limited_threads(), RunWriter(console) as writer:
-        run = RunFolder(broadcast_path(reopen_run))
-        return _execute_run(job, run, setups[0], console, [*all_callbacks, *writer.callbacks()])
+        with tell_others_of_failure():
+            folder, storage_callbacks = _local_folder(str(path), exit_stack, console, is_resumed=True)
+            run, settings, origins = reopen(folder, changes or {}, job)
+            old_settings = stored_settings(run, job.settings_type, job.verb)[0]
+            writer.lock_existing(run)
+            setup = _reassemble(job, run, settings, origins, console)
+            if settings.processes != old_settings.processes and job.needs_preliminary_steps(setup):
+                raise UserError(
+                    f"{str(run.path)!r} was stopped before the length of its training was chosen, with "
+                    f"{counted(old_settings.processes, 'process', 'processes')}: resume this run with the same number "
+                    "of processes first."
+                )
+            if set(changes or {}) & set(input_names(job)):
+                require_same_images(run.split, setup.data.images)
+            job.announce(setup, console)
+            if settings != old_settings:  # after all checks, since an invalid change must not damage the run
+                store_changes(run, settings, origins)
+        send_path(run.path)
+        return _execute_run(job, run, setup, console, [*callbacks, *storage_callbacks, *writer.callbacks()])
 
 
 def run_quietly(
@@ -181,36 +162,50 @@ def run_quietly(
     return result
 
 
-def show_config(job: Job[S, A, Any], settings: S, given: Mapping[str, str]) -> str:
+def show_config(job: Job[S, A, Any], settings: S, origins: Mapping[str, str]) -> str:
     """Return all settings as YAML for `--config`, each with its origin as a comment, without training or writing."""
-    setup = _check_and_assemble(job, replace(settings, output=None), given, SilentConsole())
+    setup = _check_and_assemble(job, replace(settings, output=None), origins, SilentConsole())
     values = dict(vars(setup.settings))
-    if values["init"] is None and setup.origin.get("init", "default") != "default":
+    if values["init"] is None and setup.origins.get("init", "default") != "default":
         values["init"] = "none"  # random weights were chosen explicitly
     return "".join(
-        f"{yaml.safe_dump({name: value}, allow_unicode=True, width=1000).rstrip()}  # {setup.origin[name]}\n"
+        f"{yaml.safe_dump({name: value}, allow_unicode=True, width=1000).rstrip()}  # {setup.origins[name]}\n"
         if not isinstance(value, list)
-        else f"{name}: {json.dumps(value)}  # {setup.origin[name]}\n"
+        else f"{name}: {json.dumps(value)}  # {setup.origins[name]}\n"
         for name, value in values.items()
         if value is not None and name not in ("output", "overwrite")
     )
 
 
-def _check_and_assemble(job: Job[S, A, Any], settings: S, given: Mapping[str, str], console: Console) -> A:
-    settings, given = job.check(settings, given)
+def _local_folder(
+    place: P, exit_stack: ExitStack, console: Console, overwrite: bool = False, is_resumed: bool = False
+) -> tuple[P | str, list[Callback]]:
+    """Return the local folder of a run on object storage, and the callback that copies it to the storage.
+
+    Other places are returned unchanged. The lock on the storage is held until `exit_stack` is closed.
+    """
+    if place is None or not is_remote(place):
+        return place, []
+    require_one_machine(overwrite)
+    stored_copy = exit_stack.enter_context(written_to_storage(place, is_resumed, console))
+    return str(stored_copy.folder), [stored_copy]
+
+
+def _check_and_assemble(job: Job[S, A, Any], settings: S, origins: Mapping[str, str], console: Console) -> A:
+    settings, origins = job.check(settings, origins)
     check_loggers(settings.logger)
     settings = job.pin(resolve_output(settings, job.reads, console))
-    return job.assemble(settings, given, console.progress)
+    return job.assemble(settings, origins, console.progress)
 
 
-def _reassemble(job: Job[S, A, Any], run: RunFolder, settings: S, origin: Mapping[str, str], console: Console) -> A:
+def _reassemble(job: Job[S, A, Any], run: RunFolder, settings: S, origins: Mapping[str, str], console: Console) -> A:
     """Assemble the setup of an existing run from its folder."""
-    return replace(job.assemble(settings, origin, console.progress, run), origin=origin)
+    return replace(job.assemble(settings, origins, console.progress, run), origins=origins)
 
 
 def _reassemble_stored(job: Job[S, A, Any], run: RunFolder, console: Console) -> A:
-    settings, origin = stored_settings(run, job.settings_type, job.verb)
-    return _reassemble(job, run, settings, origin, console)
+    settings, origins = stored_settings(run, job.settings_type, job.verb)
+    return _reassemble(job, run, settings, origins, console)
 
 
 def _join_run(job: Job[S, A, R], callbacks: Sequence[Callback]) -> R | Stopped:
@@ -221,7 +216,7 @@ def _join_run(job: Job[S, A, R], callbacks: Sequence[Callback]) -> R | Stopped:
 
 def _write_initial_files(job: Job[S, A, Any], run: RunFolder, setup: A) -> None:
     settings, split, images = setup.settings, setup.data.split, setup.data.images
-    run.write_config(asdict(settings), setup.origin, job.verb, split=split.description, location=images.location)
+    run.write_config(asdict(settings), setup.origins, job.verb, split=split.description, location=images.location)
     run.write_json("env.json", describe_environment(settings.device))
     if setup.load_report is not None:
         run.write_json(START_FILE, setup.load_report.to_dict())
@@ -241,8 +236,8 @@ def _execute_run(
             console.logging_to(run.log),
             Loggers(run, logger_names, console) as loggers,
         ):
-            if job.needs_planning(setup):
-                planned_setup = _plan_run(job, run, setup, console)
+            if job.needs_preliminary_steps(setup):
+                planned_setup = _make_preliminary_steps(job, run, setup, console)
                 if planned_setup is None:
                     stopped = Stopped(run.path, 0, setup.plan.total_steps, job.verb)
                     console.say(str(stopped))
@@ -276,23 +271,25 @@ def _execute_run(
         forget_run_of_children()
 
 
-def _plan_run(job: Job[S, A, Any], run: RunFolder, setup: A, console: Console) -> A | None:
-    """Plan the length of a run on the first process; return the new setup, or None if a signal stopped the planning."""
+def _make_preliminary_steps(job: Job[S, A, Any], run: RunFolder, setup: A, console: Console) -> A | None:
+    """Make the preliminary steps on the first process; return the new setup, or None if a signal stopped the steps."""
     finished = True
 
-    def plan() -> None:
+    def make_steps() -> None:
         nonlocal finished
         try:
-            finished = job.plan(run, setup, console)
+            finished = job.make_preliminary_steps(run, setup, console)
         except KeyboardInterrupt:
             if not run.card.exists():  # no model is saved yet, so there is nothing to resume
                 raise
             finished = False
 
-    run_on_rank_zero(plan)
+    run_on_rank_zero(make_steps)
     planned_at = time.monotonic()
     if not broadcast_value(finished):
         return None
+    # All processes, also the first, read the result from the run folder, as a run that is resumed here would do: the
+    # preliminary steps may leave images in memory that are larger than the chosen image size.
     planned_setup = _reassemble_stored(job, run, console)
     return replace(planned_setup, plan=replace(planned_setup.plan, deadline=setup.plan.deadline), planned_at=planned_at)
 

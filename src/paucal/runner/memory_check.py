@@ -10,7 +10,6 @@ from paucal.backbones.layout import Size
 from paucal.backbones.sizing import fit_to_image_size
 from paucal.backbones.spec import BackboneSpec
 from paucal.memory import is_out_of_memory, read_available_memory
-from paucal.rules.backbone import backbone_spec
 from paucal.settings.shared import JobSettings
 from paucal.types import UserError
 from paucal.wording import counted
@@ -75,7 +74,7 @@ def explain_memory_errors() -> Iterator[None]:
 
 
 @contextmanager
-def initial_weights(seed: int) -> Iterator[None]:
+def seeded_random_weights(seed: int) -> Iterator[None]:
     """Within the block, draw the random weights of networks from a seed; raise a UserError if memory runs out.
 
     The weights do not depend on earlier random numbers, and later random numbers do not depend on the weights.
@@ -83,14 +82,6 @@ def initial_weights(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(seed)
         yield
-
-
-def checked_backbone(
-    settings: JobSettings, n_classes: int, channels: int = CHANNELS, views: float = 1.0
-) -> tuple[BackboneSpec, list[str]]:
-    """Return the spec of the backbone and notes for the user, after `check_memory`."""
-    spec, notes = backbone_spec(settings, n_classes, channels)
-    return spec, [*check_memory(settings, spec, views), *notes]
 
 
 def check_batch_memory(batch_size: int, image_size: Size) -> None:

@@ -72,20 +72,21 @@ def join_processes() -> None:
     dist.init_process_group(backend, rank=environment.global_rank(), world_size=environment.world_size())
 
 
-def broadcast_path(make: Callable[[], Path]) -> Path:
-    """Create the run folder on the first process and send its path to the other processes.
-
-    If the creation fails, the other processes are notified, so that they exit instead of waiting.
-    """
-    if launcher() is None:
-        return make()
+@contextmanager
+def tell_others_of_failure() -> Iterator[None]:
+    """If the block raises an exception, notify the processes that wait in `receive_path`, so that they exit."""
     try:
-        path = make()
+        yield
     except BaseException:
-        dist.broadcast_object_list([None])
+        if launcher() is not None:
+            dist.broadcast_object_list([None])
         raise
-    dist.broadcast_object_list([str(path)])
-    return path
+
+
+def send_path(path: Path) -> None:
+    """Send the path of the run folder from the first process to the processes that wait in `receive_path`."""
+    if launcher() is not None:
+        dist.broadcast_object_list([str(path)])
 
 
 def receive_path() -> Path:

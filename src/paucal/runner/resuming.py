@@ -80,7 +80,7 @@ def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple
     run = open_run(path)
     if run.finished:
         raise UserError(f"the run {str(run.path)!r} is finished: start a new run with 'paucal {job.verb}'.")
-    settings, origin = stored_settings(run, job.settings_type, job.verb)
+    settings, origins = stored_settings(run, job.settings_type, job.verb)
     if set(changes) & set(input_names(job)):
         pinned = job.pin(replace(settings, init=None, **changes))
         settings = replace(pinned, init=settings.init)
@@ -88,12 +88,12 @@ def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple
     settings = replace(settings, **{name: value for name, value in changes.items() if name in direct_names})
     check_ranges(settings)
     _require_inputs(run, settings, job)
-    origin = {**origin, **dict.fromkeys(changes, "flag of --resume")}
+    origins = {**origins, **dict.fromkeys(changes, "flag of --resume")}
     devices, nodes = process_shape(changes, settings)
     if (devices, nodes) != (settings.devices, settings.nodes):
         settings, reasons = with_processes(settings, devices, nodes)
-        origin |= reasons
-    return run, settings, origin
+        origins |= reasons
+    return run, settings, origins
 
 
 def input_names(job: "AnyJob") -> tuple[str, ...]:
@@ -113,10 +113,10 @@ def _require_inputs(run: RunFolder, settings: Any, job: "AnyJob") -> None:
                 )
 
 
-def store_changes(run: RunFolder, settings: Any, origin: Mapping[str, str]) -> None:
+def store_changes(run: RunFolder, settings: Any, origins: Mapping[str, str]) -> None:
     """Store changed settings in the run's config."""
     config = run.read_yaml(run.config.name)
-    run.write_yaml(run.config.name, {**config, "settings": asdict(settings), "origin": dict(origin)})
+    run.write_yaml(run.config.name, {**config, "settings": asdict(settings), "origin": dict(origins)})
 
 
 def stored_split(run: RunFolder, images: ImageSet) -> Split:
@@ -150,10 +150,10 @@ def stored_settings(run: RunFolder, settings_type: type[S], verb: str) -> tuple[
         raise UserError(f"the run {str(run.path)!r} was made by 'paucal {run.verb}': use 'paucal {run.verb} --resume'.")
     try:
         current_names = {name: current_name for name, (current_name, _) in earlier_names(settings_type).items()}
-        origin = {current_names.get(name, str(name)): str(text) for name, text in dict(config["origin"]).items()}
+        origins = {current_names.get(name, str(name)): str(text) for name, text in dict(config["origin"]).items()}
         values = config["settings"]
         values = run.with_kept_frame(values) if isinstance(values, dict) else values
-        return typed_settings(values, settings_type), origin
+        return typed_settings(values, settings_type), origins
     except KeyError as problem:
         raise UserError(
             f"{str(run.config)!r} is damaged ({problem} is missing): restore the file or train again."

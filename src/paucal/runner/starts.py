@@ -223,27 +223,27 @@ class WeightsChoice:
     remark: str = ""
 
 
-def may_choose_start(settings: ModelSettings, given: Collection[str], named: Collection[str] = ()) -> bool:
+def may_choose_start(settings: ModelSettings, origins: Collection[str], named: Collection[str] = ()) -> bool:
     """Return whether the initial weights of a run are chosen automatically.
 
     This is the case if `init` is "auto" (the value in the stored config of such a run), or if the user gave neither
     `init` nor any setting in `named`.
     """
-    return settings.init == CHOSEN_WEIGHTS or (settings.init is None and not {"init", *named} & set(given))
+    return settings.init == CHOSEN_WEIGHTS or (settings.init is None and not {"init", *named} & set(origins))
 
 
-def choose_start(settings: J, given: Mapping[str, str], side: int) -> tuple[J, dict[str, str], WeightsChoice]:
+def choose_start(settings: J, origins: Mapping[str, str], side: int) -> tuple[J, dict[str, str], WeightsChoice]:
     """Choose the pretrained weights of a run, and the model if no model was given.
 
     Return the settings, the origin of each setting, and the choice. `side` is the median of the images' shorter sides
     in pixels.
     """
     choice = choose_weights(settings.model, settings.device or best_device()[0], side)
-    origin = {**given, "init": automatic(choice.why)}
+    origins = {**origins, "init": automatic(choice.why)}
     if not choice.candidates:
-        return replace(settings, init=None), origin, choice
-    origin = {"model": automatic(choice.why), **origin}
-    return replace(settings, init=CHOSEN_WEIGHTS, model=choice.candidates[0]), origin, choice
+        return replace(settings, init=None), origins, choice
+    origins = {"model": automatic(choice.why), **origins}
+    return replace(settings, init=CHOSEN_WEIGHTS, model=choice.candidates[0]), origins, choice
 
 
 def choose_weights(model: str | None, device: str, side: int) -> WeightsChoice:

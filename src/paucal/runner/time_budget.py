@@ -7,14 +7,12 @@ import math
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
 from paucal.cores import choose_threads, cores_are_shared
 from paucal.objectives import Objective
@@ -27,7 +25,8 @@ from paucal.runs import RunFolder
 from paucal.settings.values import EXPECTED_DURATION
 from paucal.training import Plan, TimePlan
 from paucal.training.failures import memory_advice
-from paucal.types import Batch, Progress, UserError
+from paucal.training.trial_step import forward_and_backward
+from paucal.types import Batch, UserError
 from paucal.wording import counted, format_duration
 
 UNIT_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -56,7 +55,7 @@ def parse_duration(text: str, name: str = "--time-limit") -> float:
     return seconds
 
 
-def keep_one_length(settings: Any, origin: Mapping[str, str]) -> Any:
+def keep_one_length(settings: Any, origins: Mapping[str, str]) -> Any:
     """Return settings in which either the time or the epochs set the length of the run.
 
     Flags take precedence over a config, and a config over a recipe. Within a config the epochs take precedence, since
@@ -67,11 +66,11 @@ def keep_one_length(settings: Any, origin: Mapping[str, str]) -> Any:
         parse_duration(settings.time, "--time")
     if settings.time is None or settings.epochs is None:
         return settings
-    if origin.get("time") == "config":
+    if origins.get("time") == "config":
         return replace(settings, time=None)
-    if origin.get("epochs", "").startswith(("config", "recipe")):
+    if origins.get("epochs", "").startswith(("config", "recipe")):
         lengths = ("epochs", "schedule_epochs", "warmup_epochs")
-        return replace(settings, **{name: None for name in lengths if origin.get(name) == origin["epochs"]})
+        return replace(settings, **{name: None for name in lengths if origins.get(name) == origins["epochs"]})
     raise UserError(
         f"--time {settings.time} and --epochs {settings.epochs} both set the length of the run: give only one of these."
     )
@@ -141,11 +140,11 @@ class TimedJob(Job[S, A, R]):
     def fit_length(self, setup: A, pace: Pace, left: float) -> PlannedLength:
         """Return the length of a run that takes at most `left` seconds from now on."""
 
-    def needs_planning(self, setup: A) -> bool:
+    def needs_preliminary_steps(self, setup: A) -> bool:
         """Return whether the run has a time budget, but its length is not planned yet."""
         return setup.settings.time is not None and getattr(setup.settings, self.length_setting) is None
 
-    def plan(self, run: RunFolder, setup: A, console: Console) -> bool:
+    def make_preliminary_steps(self, run: RunFolder, setup: A, console: Console) -> bool:
         """Time a few steps, and store the length of a run that fits in the time budget."""
         settings, counts = setup.settings, setup.data.counts()
         console.say("timing a few steps on this machine")
@@ -154,16 +153,16 @@ class TimedJob(Job[S, A, R]):
         budget = parse_duration(settings.time, "--time")
         length = self.fit_length(setup, pace, budget - (time.monotonic() - start_time()))
         time_plan = TimePlan(
-            budget,
-            time.monotonic() - start_time(),
-            pace.ending(counts),
-            pace.step,
-            pace.evaluation(counts),
+            budget=budget,
+            spent=time.monotonic() - start_time(),
+            closing=pace.ending(counts),
+            step=pace.step,
+            evaluation=pace.evaluation(counts),
             most_steps=length.most_steps,
             threads=torch.get_num_threads(),
         )
         new_settings = replace(settings, **length.settings)
-        open_origins = {name: origin for name, origin in setup.origin.items() if name not in length.reasons}
+        open_origins = {name: origin for name, origin in setup.origins.items() if name not in length.reasons}
         store_changes(run, new_settings, list_origins(new_settings, open_origins, length.reasons))
         store_length(run, time_plan, length.text, length.seconds, console)
         return True
@@ -173,20 +172,6 @@ class TimedJob(Job[S, A, R]):
         plan, counts, pace = setup.plan, setup.data.counts(), self.measure(setup)
         evaluations = math.ceil(plan.total_steps / plan.steps_per_epoch)
         return plan.total_steps * pace.step + evaluations * pace.evaluation(counts) + pace.ending(counts)
-
-
-@contextmanager
-def trial_steps(objective: nn.Module, device: torch.device) -> Iterator[None]:
-    """Move an objective to a device for timed steps, and restore the objective after the block."""
-    initial_state = {name: value.detach().clone() for name, value in objective.state_dict().items()}
-    objective.to(device)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        objective.zero_grad(set_to_none=True)
-        objective.to("cpu")
-        objective.load_state_dict(initial_state)
 
 
 def seconds_per_step(
@@ -203,21 +188,17 @@ def seconds_per_step(
     not timed, unless it is the only batch. If `threads` is True, the number of CPU threads is chosen during the warm-up
     if other programs use the same cores.
     """
-    dtype = torch.float16 if precision == "16-mixed" else torch.bfloat16
 
-    def forward_and_backward(batch: Batch) -> None:
-        with torch.autocast(device.type, dtype, enabled=precision not in (None, "32-true")):
-            terms = objective(batch, Progress(0, 1, 1))
-        terms.total.backward()
-        terms.total.item()  # waits for the device, which computes asynchronously
+    def timed_step(batch: Batch) -> None:
+        forward_and_backward(objective, batch, device, precision).item()  # waits for the device, which is asynchronous
 
     times: list[float] = []
     begin = time.perf_counter()
     for batch in batches:
         batch = batch.to(device)
-        forward_and_backward(batch)
+        timed_step(batch)
         if threads and not times and device.type == "cpu" and cores_are_shared():
-            choose_threads(partial(forward_and_backward, batch))
+            choose_threads(partial(timed_step, batch))
         now = time.perf_counter()
         times.append(now - begin)
         begin = now

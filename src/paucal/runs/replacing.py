@@ -77,8 +77,8 @@ def is_run(path: Path) -> bool:
         config, environment = run.read_yaml(CONFIG_FILE), run.read_json("env.json")
     except (UserError, OSError):
         return False
-    settings, origin = config.get("settings"), config.get("origin")
-    if not (isinstance(settings, dict) and isinstance(origin, dict) and {"data", "seed", "output"} <= settings.keys()):
+    settings, origins = config.get("settings"), config.get("origin")
+    if not (isinstance(settings, dict) and isinstance(origins, dict) and {"data", "seed", "output"} <= settings.keys()):
         return False
     packages = environment.get("packages")
     return isinstance(packages, dict) and "paucal" in packages

@@ -8,7 +8,8 @@ import torch
 from paucal.memory import is_out_of_memory
 from paucal.objectives.base import Objective
 from paucal.training.plan import Plan
-from paucal.types import Batch, Progress, UserError
+from paucal.training.trial_step import forward_and_backward, restored_state
+from paucal.types import Batch, UserError
 from paucal.wording import shorten
 
 # Memory to reserve, as a multiple of the memory of the weights: AdamW's two moments and the moving average. The trial
@@ -54,15 +55,12 @@ def largest_batch(
         device: Device to train on.
         precision: Lightning's name of the precision.
     """
-    initial_state = {name: value.detach().clone() for name, value in objective.state_dict().items()}
     try:
-        for size in sizes:
-            if _batch_fits(objective, make_batch(size), device, precision):
-                return size
+        with restored_state(objective):
+            for size in sizes:
+                if _batch_fits(objective, make_batch(size), device, precision):
+                    return size
     finally:
-        objective.zero_grad(set_to_none=True)
-        objective.to("cpu")
-        objective.load_state_dict(initial_state)
         if device.type == "cuda":
             torch.cuda.empty_cache()
     smallest_batch = "1 image fits" if sizes[-1] == 1 else f"{sizes[-1]} images fit"
@@ -73,14 +71,11 @@ def largest_batch(
 
 
 def _batch_fits(objective: Objective, batch: Batch, device: torch.device, precision: str) -> bool:
-    dtype = torch.float16 if precision.startswith("16") else torch.bfloat16
     try:
         objective.to(device).train()
         reserved = torch.empty(RESERVED_COPIES * sum(p.numel() for p in objective.parameters()), device=device)
-        with torch.autocast(device.type, dtype, enabled=precision != "32-true"):
-            terms = objective(batch.to(device), Progress(0, 1, 1))
-        terms.total.backward()
-        del reserved, terms
+        forward_and_backward(objective, batch.to(device), device, precision)
+        del reserved
     except (RuntimeError, MemoryError) as problem:
         if not is_out_of_memory(problem):
             raise

@@ -42,5 +42,5 @@ def test_kept_text__names_the_image_size_if_tuning_went_on_to_another(monkeypatc
 
 
 def test_next_steps__quote_the_folder_of_the_run():
-    setup: Any = SimpleNamespace(settings=TrainSettings("digits"), is_selected=True, origin={})
+    setup: Any = SimpleNamespace(settings=TrainSettings("digits"), is_selected=True, origins={})
     assert next_steps(RunFolder(Path("my runs/1")), setup)[0].startswith("paucal predict 'my runs/1' new_images/")

@@ -135,8 +135,9 @@ def test_time__is_shared_with_the_first_detector_if_the_backbone_is_trained(
         run.write_config({}, {}, "detect")
         planned = job._plan_first(run, setup, console)
         assert planned.settings.heads_steps == expected
-        assert planned.origin["heads_steps"].startswith("auto: ")
-        assert job.needs_planning(replace(planned, settings=replace(planned.settings, steps=3))) is bool(expected)
+        assert planned.origins["heads_steps"].startswith("auto: ")
+        with_steps = replace(planned, settings=replace(planned.settings, steps=3))
+        assert job.needs_preliminary_steps(with_steps) is bool(expected)
 
 
 def test_damaged_record__is_refused(tmp_path: Path):

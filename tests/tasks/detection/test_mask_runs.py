@@ -137,10 +137,10 @@ def test_masks__are_learnt_where_every_box_has_an_outline_and_told_why(images: P
     assert off.images.boxes_of(0).masks is None
     some = setup(some_bare(tmp_path / "some", 3), masks="auto")
     assert some.settings.masks == "off"
-    assert some.origin["masks"] == f"auto: 3 of {some.images.count_boxes()} boxes have no outline"
+    assert some.origins["masks"] == f"auto: 3 of {some.images.count_boxes()} boxes have no outline"
     assert all(one.masks is None for one in some.images.boxes.values())
     none = setup(write_coco(tmp_path / "boxes", 20).parent)
-    assert none.origin["masks"] == "auto: no box has an outline"
+    assert none.origins["masks"] == "auto: no box has an outline"
 
 
 def test_masks__that_cannot_be_learnt_are_refused_before_anything_is_written(images: Path, tmp_path: Path):

@@ -84,13 +84,13 @@ def _stage_at(settings: Any, epochs: int) -> Any:
     return replace(settings, tasks="view")
 
 
-def _superseded_settings(settings: Any, given: Mapping[str, str]) -> Collection[str]:
+def _superseded_settings(settings: Any, origins: Mapping[str, str]) -> Collection[str]:
     """Return the names of recipe settings that do not apply because of given settings; see `Entry.superseded`."""
-    superseded = ["region_after"] if settings.tasks == "view" and "tasks" in given else []
-    superseded += ["tasks"] if settings.region_after is not None and "region_after" in given else []
-    if settings.pipeline in ("alike", "deit") and "pipeline" in given:
+    superseded = ["region_after"] if settings.tasks == "view" and "tasks" in origins else []
+    superseded += ["tasks"] if settings.region_after is not None and "region_after" in origins else []
+    if settings.pipeline in ("alike", "deit") and "pipeline" in origins:
         superseded += ["global_scale", "local_scale"]
-    return [*superseded, "drop_path"] if "model" in given else superseded
+    return [*superseded, "drop_path"] if "model" in origins else superseded
 
 
 METHOD = PretrainingMethod(

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from paucal.backbones.spec import BackboneSpec
+from paucal.backbones.weights.load_report import LoadReport
 from paucal.data.channels.pixel_format import describe_channels
 from paucal.data.checking.findings import Finding
 from paucal.data.images import ImageSet
@@ -20,6 +21,7 @@ from paucal.methods.training_settings import TUNING_METHOD, TrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.features import linear_classifier
 from paucal.objectives import Objective
+from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import automatic, list_origins
 from paucal.runner.images import (
@@ -32,15 +34,15 @@ from paucal.runner.images import (
     with_label_maps,
 )
 from paucal.runner.job import Bars, RunSetup
-from paucal.runner.memory_check import checked_backbone, initial_weights
+from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.resuming import stored_split
 from paucal.runner.starts import WeightsChoice, WeightsSource, choose_start, find_start, load_start, may_choose_start
 from paucal.runner.time_budget import parse_duration
-from paucal.runner.trainer_inputs import check_rates
+from paucal.runner.trainer_inputs import check_rates, hardware
 from paucal.runs import RunFolder
 from paucal.runs.folder import CHOSEN_WEIGHTS
-from paucal.runs.weights import read_weights
 from paucal.tasks.classification.auto_tune.record import TuneRecord, read_record
+from paucal.tasks.classification.auto_tune.stored_heads import load_head
 from paucal.tasks.classification.balance import set_class_weights, set_label_mode
 from paucal.tasks.classification.frozen_views import FrozenViews, why_unsupported
 from paucal.tasks.classification.images import quick_check, split_images, too_few_for_test
@@ -51,7 +53,6 @@ from paucal.training import Plan
 from paucal.types import UserError
 from paucal.wording import counted
 
-PROBE_FILE = "probe.safetensors"
 STREAMED_REMARK = "no linear probe, since the images are streamed; all steps fine-tune the pretrained weights"
 # Settings that apply to weights given by the user, or to random weights. If one of these settings is given, the run
 # chooses no pretrained weights.
@@ -79,9 +80,32 @@ class TrainingSetup(RunSetup[TrainSettings]):
     frozen_views: FrozenViews | None = None
 
 
+@dataclass(frozen=True)
+class _SettingsAndImages:
+    """All settings and the decoded images of a run, before its network is built.
+
+    Attributes:
+        settings: Settings, each given or chosen.
+        origins: Origin of each setting that was given, or that was chosen together with the pretrained weights.
+        reasons: Reason for each setting that a rule has chosen.
+        data: Decoded images and their split.
+        facts: Facts from which the rules have chosen settings.
+        weights_source: Source of the initial weights.
+        choice: Automatic choice of pretrained weights; has no candidates if the weights were given.
+    """
+
+    settings: TrainSettings
+    origins: Mapping[str, str]
+    reasons: Mapping[str, str]
+    data: SplitImages
+    facts: DataAndMachine
+    weights_source: WeightsSource
+    choice: WeightsChoice
+
+
 def assemble(
     settings: TrainSettings,
-    given: Mapping[str, str],
+    origins: Mapping[str, str],
     bars: Bars,
     run: RunFolder | None = None,
     opened: SplitImages | None = None,
@@ -90,35 +114,84 @@ def assemble(
 
     Args:
         settings: Settings of the user, or the stored settings of `run`.
-        given: Origin of each setting that was given, such as "flag" or "config".
+        origins: Origin of each setting that was given, such as "flag" or "config".
         bars: Function that opens a progress bar with a title.
-        run: Run to resume; None for a new run.
+        run: Folder of the run once it exists, in auto-tuning as well as after a stop; None before the folder is
+            created. With a folder, the stored split, preprocessing and record are used.
         opened: Images of the run if an earlier call has opened them; None to open them.
     """
-    chooses_start = run is None and _may_choose_start(settings, given)
-    original_inputs = settings, given
-    weights_source = WeightsSource() if chooses_start else find_start(settings, run)
-    data = opened or _open_images(settings, bars, run)
-    choice = WeightsChoice((), "")
-    if chooses_start:
-        settings, given, choice = _choose_start(settings, given, data)
-        weights_source = find_start(settings)
-    images, facts = data.images, _collect_facts(data, weights_source, settings.init)
-    fit_memory = settings.batch_size == "auto"
-    settings, reasons = resolve_training(settings, facts)
-    data, skipped_images = _decode_at_size(settings, data, bars, run, opened)
-    if skipped_images:  # choose the settings that depend on the number of images again
-        return assemble(*original_inputs, bars, run, split_images(original_inputs[0], data.images))
-    images = data.images
-    tune_record = _open_tune_record(settings, choice, run, in_memory=images.stream is None)
-    objective, spec, notes = _build_objective(settings, len(images.classes), images.reading.channels)
-    if run is None and _needs_test_split(original_inputs[0], data, tune_record, objective):
-        return assemble(*original_inputs, bars, run, split_images(original_inputs[0], images, keep_test=True))
+    chosen = _settle_settings_and_images(settings, origins, bars, run, opened)
+    images = chosen.data.images
+    tune_record = _open_tune_record(chosen.settings, chosen.choice, run, in_memory=images.stream is None)
+    objective, spec, notes = _build_objective(chosen.settings, len(images.classes), images.reading.channels)
+    if run is None and _needs_test_split(settings, chosen.data, tune_record, objective):
+        return assemble(settings, origins, bars, run, split_images(settings, images, keep_test=True))
+    chosen, card = _adapt_objective(chosen, objective, spec, bars, run)
+    if settings.batch_size == "auto":
+        chosen = _choose_batch_size(chosen, objective, card)
+    settings, data = chosen.settings, chosen.data
+    load_report = load_start(chosen.weights_source, settings.model, objective, images.classes, settings.init_head)
+    if tune_record is not None and run is not None and not run.last.exists():
+        load_head(run, objective, settings.img_size)  # tuning starts from the stored head
+    _check_objective(objective, settings, card, data, is_new=run is None)
+    findings = tuple(quick_check(data)) if run is None else ()
+    remarks = _list_remarks(chosen, objective, load_report, findings, is_new=run is None)
+    return TrainingSetup(
+        settings=settings,
+        origins=list_origins(settings, chosen.origins, chosen.reasons),
+        data=data,
+        plan=_make_plan(settings, chosen.facts, tune_record),
+        objective=objective,
+        card=card,
+        remarks=(*remarks, *notes),
+        load_report=load_report,
+        tune_record=tune_record,
+        findings=findings,
+    )
+
+
+def _settle_settings_and_images(
+    settings: TrainSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None, opened: SplitImages | None
+) -> _SettingsAndImages:
+    """Open the images, choose the settings that were not given, and decode the images at the chosen size.
+
+    Settings may depend on the number of images, so they are chosen again if unreadable images were skipped.
+    """
+    chooses_weights = run is None and _may_choose_start(settings, origins)
+    source = WeightsSource() if chooses_weights else find_start(settings, run)
+    data, choice = opened or _open_images(settings, bars, run), WeightsChoice((), "")
+    while True:
+        known_settings, known_origins = settings, origins
+        if chooses_weights:
+            known_settings, known_origins, choice = _choose_start(settings, origins, data)
+            source = find_start(known_settings)
+        facts = _collect_facts(data, source, known_settings.init)
+        all_settings, reasons = resolve_training(known_settings, facts)
+        hardware(all_settings)  # refuses a missing device before images are decoded
+        decoded, skipped_images = _decode_at_size(all_settings, data, bars, run, opened)
+        if not skipped_images:
+            return _SettingsAndImages(
+                settings=all_settings,
+                origins=known_origins,
+                reasons=reasons,
+                data=decoded,
+                facts=facts,
+                weights_source=source,
+                choice=choice,
+            )
+        data = opened = split_images(settings, decoded.images)
+
+
+def _adapt_objective(
+    chosen: _SettingsAndImages, objective: Objective, spec: BackboneSpec, bars: Bars, run: RunFolder | None
+) -> tuple[_SettingsAndImages, ModelCard]:
+    """Adapt the objective to the labels of the images; return the inputs with label maps, if needed, and the card."""
+    settings, data, images, source = chosen.settings, chosen.data, chosen.data.images, chosen.weights_source
     set_label_mode(settings, data, objective)
     if objective.data_request.label_maps:
         with bars("reading label maps") as advance:
             data = with_label_maps(data, settings.labels, settings.method, advance)
-    preprocess = run_preprocessing(settings, data, weights_source.input and weights_source.input(settings.model), run)
+    preprocess = run_preprocessing(settings, data, source.input and source.input(settings.model), run)
     held_out_keys = frozenset(key for part in ("val", "test") for key in take_strings(images.keys, data.part(part)))
     settle_terms(settings, objective, RunImages(images, held_out_keys, Normalisation(preprocess.mean, preprocess.std)))
     set_class_weights(settings, data, objective)
@@ -126,32 +199,39 @@ def assemble(
     if images.multi_hot is not None:
         # Runs with validation images choose other thresholds after training.
         card = card.with_thresholds([DEFAULT_THRESHOLD] * len(images.classes))
-    if fit_memory:
-        settings, reasons["batch_size"] = fit_batch(settings, data, objective, card)
-        given = {name: origin for name, origin in given.items() if name not in ("batch_size", "accumulate")}
-    load_report = load_start(weights_source, settings.model, objective, images.classes, settings.init_head)
-    if tune_record is not None and run is not None and not run.last.exists():
-        load_head(run, objective, settings.img_size)
-    _check_objective(objective, settings, card, data, is_new=run is None)
-    findings = tuple(quick_check(data)) if run is None else ()
-    remarks = [
+    return replace(chosen, data=data), card
+
+
+def _choose_batch_size(chosen: _SettingsAndImages, objective: Objective, card: ModelCard) -> _SettingsAndImages:
+    """Return the settings with the largest batch size that fits in the memory."""
+    settings, reason = fit_batch(chosen.settings, chosen.data, objective, card)
+    origins = {name: origin for name, origin in chosen.origins.items() if name not in ("batch_size", "accumulate")}
+    return replace(chosen, settings=settings, origins=origins, reasons={**chosen.reasons, "batch_size": reason})
+
+
+def _list_remarks(
+    chosen: _SettingsAndImages,
+    objective: Objective,
+    load_report: LoadReport | None,
+    findings: Sequence[Finding],
+    is_new: bool,
+) -> list[str]:
+    """Return the sentences to print before the run starts."""
+    settings, data, images, choice = chosen.settings, chosen.data, chosen.data.images, chosen.choice
+    return [
         *([choice.remark] if choice.remark else ()),
         *([PROCESSES_REMARK] if choice.candidates and settings.processes > 1 else ()),
         *images.notes,
         *filter(None, [describe_channels(images.reading.channels)]),
         *([MULTI_LABEL_REMARK] if images.multi_hot is not None else ()),
-        *(_unlabelled_remarks(settings) if run is None else ()),
+        *(_unlabelled_remarks(settings) if is_new else ()),
         *([STREAMED_REMARK] if images.stream is not None and choice.candidates else ()),
         *(f"{finding.text}; {finding.advice}" for finding in findings if finding.level != "note"),
-        *plan_remarks(settings, facts.n_train),
+        *plan_remarks(settings, chosen.facts.n_train),
         *(load_report.lines() if load_report else ()),
         *seen_by_initial_weights(settings.init, images, data.split),
         *tuning_remarks(settings, objective),
-        *notes,
     ]
-    plan, origin = _make_plan(settings, facts, tune_record), list_origins(settings, given, reasons)
-    run_fields = (settings, origin, data, plan, objective, card, tuple(remarks), load_report)
-    return TrainingSetup(*run_fields, tune_record, findings)
 
 
 def _needs_test_split(
@@ -234,55 +314,35 @@ def _unlabelled_remarks(settings: TrainSettings) -> list[str]:
     return [f"{counted(len(unlabelled), 'image')} without labels in {settings.unlabelled}", *unlabelled.notes]
 
 
-def head_file_name(image_size: Sequence[int]) -> str:
-    """Return the file name of a head fitted at an image size that differs from the probe's."""
-    return f"head-{'x'.join(map(str, image_size))}.safetensors"
-
-
-def load_head(run: RunFolder, objective: Objective, image_size: Sequence[int] | None) -> None:
-    """Load a stored head into the deployed network: the head for an image size, or else the probe.
-
-    Nothing is loaded if the run has stored neither.
-    """
-    path = run.path / head_file_name(image_size or [])
-    path = path if path.is_file() else run.path / PROBE_FILE
-    classifier = linear_classifier(objective.deployable())
-    if not path.is_file() or classifier is None:
-        return
-    try:
-        classifier.load_state_dict(read_weights(path))
-    except RuntimeError as problem:
-        raise UserError(f"{str(path)!r} does not match the run's model: train again.") from problem
-
-
-def _may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool:
+def _may_choose_start(settings: TrainSettings, origins: Mapping[str, str]) -> bool:
     """Return whether the run chooses its pretrained weights, because the user gave no weights.
 
     A run with a recipe or with label maps follows a paper, and chooses weights only with `--init auto`.
     """
     follows_paper = settings.recipe is not None or method_of(settings).label_maps
-    may_choose = may_choose_start(settings, given, SETTINGS_OF_GIVEN_WEIGHTS)
+    may_choose = may_choose_start(settings, origins, SETTINGS_OF_GIVEN_WEIGHTS)
     return may_choose and (settings.init == CHOSEN_WEIGHTS or not follows_paper)
 
 
 def _choose_start(
-    settings: TrainSettings, given: Mapping[str, str], data: SplitImages
+    settings: TrainSettings, origins: Mapping[str, str], data: SplitImages
 ) -> tuple[TrainSettings, dict[str, str], WeightsChoice]:
     """Choose the pretrained weights; also choose the supervised method, if the user gave no other method's settings."""
-    settings, given, choice = choose_start(settings, given, data.facts().median_side)
-    may_change_method = "method" not in given and not unused_by(replace(settings, method=TUNING_METHOD)) & set(given)
+    settings, origins, choice = choose_start(settings, origins, data.facts().median_side)
+    settings_without_effect = unused_by(replace(settings, method=TUNING_METHOD)) & set(origins)
+    may_change_method = "method" not in origins and not settings_without_effect
     if choice.candidates and may_change_method:
         settings = replace(settings, method=TUNING_METHOD)
-        given["method"] = automatic(
+        origins["method"] = automatic(
             "the run starts from pretrained weights, for which the default method has shown no gain"
         )
-    return settings, given, choice
+    return settings, origins, choice
 
 
 def choose_image_size(data: SplitImages) -> list[int]:
     """Return the image size that a run would choose for these images, in pixels: [side] or [height, width]."""
-    settings, given = TrainSettings(), {}
-    settings, given, _ = _choose_start(settings, given, data)
+    settings, origins = TrainSettings(), {}
+    settings, origins, _ = _choose_start(settings, origins, data)
     facts = _collect_facts(data, find_start(settings), settings.init)
     return list(resolve_training(settings, facts)[0].img_size)
 
@@ -325,8 +385,9 @@ def _decode_at_size(
 def _build_objective(
     settings: TrainSettings, n_classes: int, channels: int
 ) -> tuple[Objective, BackboneSpec, list[str]]:
-    with initial_weights(settings.seed):
-        spec, notes = checked_backbone(settings, n_classes, channels)
+    with seeded_random_weights(settings.seed):
+        spec, notes = backbone_spec(settings, n_classes, channels)
+        notes = [*check_memory(settings, spec), *notes]
         return build_objective(settings, spec), spec, notes
 
 

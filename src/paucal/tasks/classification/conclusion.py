@@ -239,7 +239,7 @@ def next_steps(run: RunFolder, setup: TrainingSetup) -> list[str]:
 def changed_command(setup: TrainingSetup, **changes: Any) -> str:
     """Return the `paucal train` command of this run with changed settings and without `--output`."""
     settings = {**vars(setup.settings), **changes}
-    given_names = {name for name, origin in setup.origin.items() if origin in ("flag", "config", "given")}
+    given_names = {name for name, origin in setup.origins.items() if origin in ("flag", "config", "given")}
     # Settings that depend on a changed method or on a changed number of epochs are chosen again.
     dropped = {"data", "output", "overwrite", "schedule_epochs" if "epochs" in changes else ""}
     if "method" in changes:

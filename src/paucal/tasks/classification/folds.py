@@ -91,7 +91,7 @@ def cross_validate(data: Data | None = None, *, folds: int = 5, **settings: Any)
     return result
 
 
-def train_folds(settings: TrainSettings, given: Mapping[str, str], console: Console) -> CrossValidated | Stopped:
+def train_folds(settings: TrainSettings, origins: Mapping[str, str], console: Console) -> CrossValidated | Stopped:
     """Train once per fold and evaluate each model on its held-out fold.
 
     Finished folds are skipped and a stopped fold is resumed, so the same call continues after an interrupt. `--time`
@@ -108,7 +108,7 @@ def train_folds(settings: TrainSettings, given: Mapping[str, str], console: Cons
     folder, results = _prepare_folder(settings), []
     for number in range(1, folds + 1):
         console.say(f"fold {number} of {folds}")
-        scores = _train_fold(folder / f"fold-{number}", number, settings, given, console)
+        scores = _train_fold(folder / f"fold-{number}", number, settings, origins, console)
         if isinstance(scores, Stopped):
             advice = f"resume with the same call and --output {folder}"
             console.say(f"cross-validation was stopped in fold {number}: {advice}")
@@ -123,7 +123,7 @@ def train_folds(settings: TrainSettings, given: Mapping[str, str], console: Cons
 
 
 def _train_fold(
-    path: Path, number: int, settings: TrainSettings, given: Mapping[str, str], console: Console
+    path: Path, number: int, settings: TrainSettings, origins: Mapping[str, str], console: Console
 ) -> dict[str, float] | Stopped:
     run = RunFolder(path)
     if not settings.overwrite and run.finished:
@@ -133,9 +133,9 @@ def _train_fold(
         result = resume(TrainingJob(), path, console)
     else:
         fold_settings = replace(settings, folds=None, fold=f"{number}/{settings.folds}", output=str(path))
-        origin = {name: source for name, source in given.items() if name != "folds"}
-        origin |= {"fold": given.get("folds", "given"), "output": "given"}
-        result = begin(TrainingJob(), fold_settings, origin, console)
+        fold_origins = {name: origin for name, origin in origins.items() if name != "folds"}
+        fold_origins |= {"fold": origins.get("folds", "given"), "output": "given"}
+        result = begin(TrainingJob(), fold_settings, fold_origins, console)
     return result if isinstance(result, Stopped) else _read_scores(run)
 
 

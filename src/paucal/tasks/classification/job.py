@@ -38,7 +38,7 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
     settings_type = TrainSettings
     reads = ("data", "data_root", "init", "classes", "unlabelled", *sorted(paths_of_methods()))
 
-    def check(self, settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
+    def check(self, settings: TrainSettings, origins: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
         """Fill in the values of the recipe, and refuse settings that contradict each other."""
         settings = without_none_init(settings)
         if settings.target is not None:
@@ -55,10 +55,10 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
                 "--fold 1/5."
             )
         terms_of(settings)  # reports an unknown name before the recipe replaces it
-        settings, origin = with_recipe(settings, given)
-        check_used(settings, origin)
+        settings, origins = with_recipe(settings, origins)
+        check_used(settings, origins)
         check_ranges(settings)
-        return keep_one_length(settings, origin), origin
+        return keep_one_length(settings, origins), origins
 
     def pin(self, settings: TrainSettings) -> TrainSettings:
         """Return settings with absolute paths."""
@@ -68,21 +68,25 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         return pin_start(pin_data(settings, {*paths_of_methods(), "split"}))
 
     def assemble(
-        self, settings: TrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+        self, settings: TrainSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
     ) -> TrainingSetup:
         """Open the data, choose the settings that were not given and build the objective."""
-        return assemble(settings, given, bars, run)
+        return assemble(settings, origins, bars, run)
 
     def describe_model(self, setup: TrainingSetup) -> str:
         """Return the model and its method, as one line."""
         return f"{setup.describe()}; method: {setup.settings.method}"
 
-    def needs_planning(self, setup: TrainingSetup) -> bool:
-        """Return whether auto-tuning still has to decide the length of the run."""
+    def needs_preliminary_steps(self, setup: TrainingSetup) -> bool:
+        """Return whether auto-tuning still has to choose the number of epochs."""
         return setup.tune_record is not None and not setup.tune_record.plan
 
-    def plan(self, run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
-        """Auto-tune the run; return False if a signal stopped the auto-tuning."""
+    def make_preliminary_steps(self, run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
+        """Auto-tune the run.
+
+        Fit a probe and train short trials if the run has pretrained weights; choose the number of epochs; store both in
+        the run folder. Return False if a signal stopped a trial.
+        """
         with memory_advice(setup.plan):
             return auto_tune(run, setup, console)
 
@@ -105,10 +109,19 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         if not setup.settings.frozen_views:
             yield setup
             return
-        inputs = setup.data, setup.data.part("train"), setup.card.preprocessing, setup.settings, setup.objective
         with ExitStack() as stack:
             with console.progress("activations of the frozen stages") as advance:
-                views = stack.enter_context(compute_views(run.path, *inputs, advance))
+                views = stack.enter_context(
+                    compute_views(
+                        run.path,
+                        setup.data,
+                        images=setup.data.part("train"),
+                        preprocess=setup.card.preprocessing,
+                        settings=setup.settings,
+                        objective=setup.objective,
+                        advance=advance,
+                    )
+                )
             stack.enter_context(views.feed_to(setup.objective))
             yield replace(setup, frozen_views=views)
 

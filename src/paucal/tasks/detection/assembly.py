@@ -18,11 +18,11 @@ from paucal.rules.facts import InitialWeightsInfo
 from paucal.rules.resolve import list_origins, resolve
 from paucal.runner.images import SplitImages, decode_images, normalisation, reading_for
 from paucal.runner.job import Bars, RunSetup
-from paucal.runner.memory_check import check_memory, initial_weights
+from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.resuming import stored_split
 from paucal.runner.starts import choose_start, load_start, may_choose_start
 from paucal.runner.time_budget import parse_duration
-from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_synced_norms
+from paucal.runner.trainer_inputs import check_rates, hardware, trainer_plan, with_synced_norms
 from paucal.runs import RunFolder
 from paucal.runs.folder import COCO
 from paucal.settings.options import flag, refuse_unsupported, require_known
@@ -108,21 +108,22 @@ def _check_structure(settings: DetectSettings) -> None:
 
 
 def assemble(
-    settings: DetectSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+    settings: DetectSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
 ) -> DetectionSetup:
     """Open the images, choose the settings that were not given and build the detector, without writing files."""
     require_metrics()
     boxed = open_boxed(settings.data, outlines=settings.masks != "off")
     remarks: list[str] = []
-    if run is None and may_choose_start(settings, given, ("model_args", "init_network")):
+    if run is None and may_choose_start(settings, origins, ("model_args", "init_network")):
         shorter = int(np.median([min(boxed.boxes_of(index).size) for index in range(len(boxed.images))]))
-        settings, given, choice = choose_start(settings, given, shorter)
+        settings, origins, choice = choose_start(settings, origins, shorter)
         remarks = [choice.remark] if choice.remark else []
     if run is None and settings.init == COCO:
-        settings, given = adopt_published(settings, given, outlined=not boxed.without_outline)
+        settings, origins = adopt_published(settings, origins, outlined=not boxed.without_outline)
     weights_source = find_detector_start(settings, run)
     data = _split_images(settings, boxed, run)
     settings, reasons = resolve(settings, _collect_facts(boxed, data, weights_source.facts), RULES)
+    hardware(settings)  # refuses a missing device before images are decoded
     boxed = _with_chosen_masks(settings, boxed)
     boxed, data = _decode(settings, boxed, data, bars, run)
     if run is None:
@@ -140,7 +141,7 @@ def assemble(
     remarks += [*boxed.images.notes, *(load_report.lines() if load_report else ()), *notes, *_collect_warnings(data)]
     return DetectionSetup(
         settings,
-        list_origins(settings, given, reasons),
+        list_origins(settings, origins, reasons),
         data,
         _make_plan(settings, len(data.part("train"))),
         objective,
@@ -243,7 +244,7 @@ def _build_detector(
     run: RunFolder | None,
 ) -> tuple[Detection, DetectorCard, list[str]]:
     """Return the objective with its detector, the detector's card, and notes."""
-    with initial_weights(settings.seed):
+    with seeded_random_weights(settings.seed):
         spec, notes = detector_backbone(settings)
         options = detector_options(settings)
         notes = [*check_memory(settings, spec), *notes]

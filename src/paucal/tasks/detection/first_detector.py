@@ -22,7 +22,7 @@ from paucal.models.trained import save_trained
 from paucal.objectives.finetuning import FineTuning
 from paucal.runner.console import Console
 from paucal.runner.run_time import start_time
-from paucal.runner.time_budget import seconds_per_step, trial_steps
+from paucal.runner.time_budget import seconds_per_step
 from paucal.runs import RunFolder
 from paucal.tasks.detection.assembly import DetectionSetup
 from paucal.tasks.detection.batches import BoxBatch, BoxedDataset, collate_boxes, stack_padded
@@ -31,6 +31,7 @@ from paucal.tasks.detection.network.detector import Detector
 from paucal.tasks.detection.objective import Detection
 from paucal.tasks.detection.views import evaluation_view
 from paucal.training import CosineWarmup, Optimization, Records, Validation, checkpoint_step, fit
+from paucal.training.trial_step import trial_steps
 from paucal.types import LossTerms, Progress
 
 FOLDER = "first_detector"  # folder in the run for the checkpoints of this stage

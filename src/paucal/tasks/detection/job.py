@@ -26,7 +26,7 @@ from paucal.runner.job import Bars, EpochListener
 from paucal.runner.loaders import step_loader
 from paucal.runner.resuming import store_changes
 from paucal.runner.starts import without_none_init
-from paucal.runner.time_budget import Pace, PlannedLength, TimedJob, parse_duration, seconds_per_step, trial_steps
+from paucal.runner.time_budget import Pace, PlannedLength, TimedJob, parse_duration, seconds_per_step
 from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import with_settings_signature
@@ -44,6 +44,7 @@ from paucal.tasks.detection.views import CopyPaste, training_view
 from paucal.training import CosineWarmup, Optimization, Outcome, Validation
 from paucal.training.failures import memory_advice
 from paucal.training.schedules import WarmupThenSteps
+from paucal.training.trial_step import trial_steps
 from paucal.types import UserError
 from paucal.wording import counted, format_duration
 
@@ -85,21 +86,21 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
     reads = ("data", "init")
     length_setting = "steps"
 
-    def check(self, settings: DetectSettings, given: Mapping[str, str]) -> tuple[DetectSettings, dict[str, str]]:
+    def check(self, settings: DetectSettings, origins: Mapping[str, str]) -> tuple[DetectSettings, dict[str, str]]:
         """Fill in the values of the recipe, and refuse invalid settings."""
         settings = without_none_init(settings)
         timed = settings.time is not None or settings.steps is not None
-        settings, origin = fill_in(settings, given, RECIPES, settings.recipe, LENGTH_SETTINGS if timed else ())
+        settings, origins = fill_in(settings, origins, RECIPES, settings.recipe, LENGTH_SETTINGS if timed else ())
         check(settings)
         require_init(RECIPES, settings.recipe, settings.init)
         check_ranges(settings)
-        return settings, origin
+        return settings, origins
 
     def assemble(
-        self, settings: DetectSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+        self, settings: DetectSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
     ) -> DetectionSetup:
         """Open the images, choose the settings that were not given and build the detector."""
-        return assemble(settings, given, bars, run)
+        return assemble(settings, origins, bars, run)
 
     def describe_images(self, setup: DetectionSetup) -> str:
         """Return the name of the image set with the numbers of images, boxes and classes."""
@@ -113,11 +114,11 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         batch = next(iter(self.loader(setup, 0)))
         return draw_batch_sheet(batch, setup.images.classes, preprocessing.mean, preprocessing.std)
 
-    def needs_planning(self, setup: DetectionSetup) -> bool:
+    def needs_preliminary_steps(self, setup: DetectionSetup) -> bool:
         """Return whether the first detector is not trained yet, or the length of the run is not planned yet."""
-        return (bool(setup.settings.heads_steps) and setup.first is None) or super().needs_planning(setup)
+        return (bool(setup.settings.heads_steps) and setup.first is None) or super().needs_preliminary_steps(setup)
 
-    def plan(self, run: RunFolder, setup: DetectionSetup, console: Console) -> bool:
+    def make_preliminary_steps(self, run: RunFolder, setup: DetectionSetup, console: Console) -> bool:
         """Train the first detector on the frozen backbone, then choose the number of steps for the remaining time."""
         setup = self._plan_first(run, setup, console)
         if setup.settings.heads_steps and setup.first is None:
@@ -132,7 +133,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
             ap_text = "" if ap is None else f"AP {ap:.3f} on the validation images; "
             seconds_text = format_duration(first_detector.seconds)
             console.say(f"first detector after {seconds_text}: {ap_text}it is ready for use in {run.path}")
-        return super().plan(run, setup, console) if super().needs_planning(setup) else True
+        return super().make_preliminary_steps(run, setup, console) if super().needs_preliminary_steps(setup) else True
 
     def _plan_first(self, run: RunFolder, setup: DetectionSetup, console: Console) -> DetectionSetup:
         """Choose and store the number of steps that train the first detector.
@@ -149,9 +150,9 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
                 steps = fit_heads_steps(setup, FIRST_FRACTION * parse_duration(settings.time, "--time"))
             reason = f"a fifth of {settings.time}" if steps else f"a fifth of {settings.time} is too short"
         new_settings = replace(settings, heads_steps=steps)
-        origin = list_origins(new_settings, setup.origin, {"heads_steps": reason})
-        store_changes(run, new_settings, origin)
-        return replace(setup, settings=new_settings, origin=origin)
+        origins = list_origins(new_settings, setup.origins, {"heads_steps": reason})
+        store_changes(run, new_settings, origins)
+        return replace(setup, settings=new_settings, origins=origins)
 
     def measure(self, setup: DetectionSetup, threads: bool = False) -> Pace:
         """Measure the seconds per training step and per evaluated image."""

@@ -103,18 +103,18 @@ def choose_published(settings: DetectSettings, outlined: bool) -> PublishedDetec
 
 
 def adopt_published(
-    settings: DetectSettings, given: Mapping[str, str], outlined: bool
+    settings: DetectSettings, origins: Mapping[str, str], outlined: bool
 ) -> tuple[DetectSettings, dict[str, str]]:
     """Return settings that build the layers of the published detector, with the origins of all settings."""
     published = choose_published(settings, outlined)
     for name, value in published.settings.items():
-        if name in given and getattr(settings, name) not in (value, "auto", None):
+        if name in origins and getattr(settings, name) not in (value, "auto", None):
             raise UserError(
                 f"{flag(name)} is {getattr(settings, name)}, but {published.title} of --init {COCO} has {value}: "
                 f"remove {flag(name)}, or start from a classifier with --init timm."
             )
-    reasons = {name: automatic(f"as in {published.title}") for name in published.settings if name not in given}
-    return replace(settings, **published.settings), {**given, **reasons}
+    reasons = {name: automatic(f"as in {published.title}") for name in published.settings if name not in origins}
+    return replace(settings, **published.settings), {**origins, **reasons}
 
 
 def find_detector_start(settings: DetectSettings, run: RunFolder | None) -> WeightsSource:

@@ -20,6 +20,7 @@ from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.objectives import Objective
+from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.model_and_size import SMALL_SIDE
 from paucal.rules.resolve import list_origins
@@ -34,10 +35,10 @@ from paucal.runner.images import (
     stored_reading,
 )
 from paucal.runner.job import Bars, RunSetup
-from paucal.runner.memory_check import checked_backbone, initial_weights
+from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.resuming import stored_split
 from paucal.runner.starts import WeightsSource, find_start, load_start
-from paucal.runner.trainer_inputs import check_rates, length_remarks, trainer_plan
+from paucal.runner.trainer_inputs import check_rates, hardware, length_remarks, trainer_plan
 from paucal.runs import RunFolder
 from paucal.tasks.pretraining.crops import crop_groups, crop_transforms, describe_crops, relative_pixels
 from paucal.tasks.pretraining.monitor import Monitor, knn_monitor
@@ -65,9 +66,9 @@ class PretrainingSetup(RunSetup[PretrainSettings]):
 
 
 def assemble(
-    settings: PretrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+    settings: PretrainSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
 ) -> PretrainingSetup:
-    """Open the images, choose the settings that are not in `given` and build the objective; no file is written."""
+    """Open the images, choose the settings without an origin and build the objective; no file is written."""
     weights_source = find_start(settings, run)
     data, facts, settings, reasons = _open_and_resolve(settings, bars, run, weights_source)
     images = data.images
@@ -94,8 +95,17 @@ def assemble(
         *(load_report.lines() if load_report else ()),
         *notes,
     ]
-    origin, plan = list_origins(settings, given, reasons), trainer_plan(settings, facts.n_train)
-    return PretrainingSetup(settings, origin, data, plan, objective, card, tuple(remarks), load_report, monitor=monitor)
+    return PretrainingSetup(
+        settings=settings,
+        origins=list_origins(settings, origins, reasons),
+        data=data,
+        plan=trainer_plan(settings, facts.n_train),
+        objective=objective,
+        card=card,
+        remarks=tuple(remarks),
+        start=load_report,
+        monitor=monitor,
+    )
 
 
 def _open_and_resolve(
@@ -111,9 +121,10 @@ def _open_and_resolve(
     base_reading = first_reading(settings, undecoded, stored_reading(run))
     undecoded_data = SplitImages(undecoded, _split_images(undecoded))
     first_facts = replace(undecoded_data.facts(), initial_weights=weights_source.facts)
-    size = settings.img_size or resolve_pretraining(settings, first_facts)[0].img_size
+    first_settings, _ = resolve_pretraining(settings, first_facts)
+    hardware(first_settings)  # refuses a missing device before images are decoded
     with bars("reading images") as advance:
-        images = decode_images(undecoded, settings, reading_for(size, base_reading), advance)
+        images = decode_images(undecoded, settings, reading_for(first_settings.img_size, base_reading), advance)
     data = SplitImages(images, _split_images(images) if run is None else stored_split(run, images))
     facts = replace(data.facts(), initial_weights=weights_source.facts)
     settings, reasons = resolve_pretraining(settings, facts)
@@ -124,8 +135,9 @@ def _open_and_resolve(
 
 def _build_objective(settings: PretrainSettings, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:
     groups = crop_groups(settings, height_and_width(settings.img_size))
-    with initial_weights(settings.seed):
-        spec, notes = checked_backbone(settings, 0, channels, relative_pixels(groups))
+    with seeded_random_weights(settings.seed):
+        spec, notes = backbone_spec(settings, 0, channels)
+        notes = [*check_memory(settings, spec, relative_pixels(groups)), *notes]
         return method_of(settings).build(settings, spec, groups), spec, notes
 
 

@@ -105,13 +105,13 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
     settings_type = PretrainSettings
     reads = ("data", "data_root", "monitor", "init")
 
-    def check(self, settings: PretrainSettings, given: Mapping[str, str]) -> tuple[PretrainSettings, dict[str, str]]:
+    def check(self, settings: PretrainSettings, origins: Mapping[str, str]) -> tuple[PretrainSettings, dict[str, str]]:
         """Fill in the values of the recipe, and refuse settings that contradict each other."""
         method_of(settings)
-        settings, origin = with_recipe(without_none_init(settings), given)
-        check_used(settings, origin)
+        settings, origins = with_recipe(without_none_init(settings), origins)
+        check_used(settings, origins)
         check_ranges(settings)
-        return settings, origin
+        return settings, origins
 
     def pin(self, settings: PretrainSettings) -> PretrainSettings:
         """Return settings with absolute paths."""
@@ -121,10 +121,10 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
         return replace(settings, monitor=pin_data(DataSettings(settings.monitor, settings.data_root)).data)
 
     def assemble(
-        self, settings: PretrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+        self, settings: PretrainSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
     ) -> PretrainingSetup:
-        """Open the images, choose the settings that are not in `given`, and build the objective of the run's stage."""
-        setup = assemble(settings, given, bars, run)
+        """Open the images, choose the settings without an origin, and build the objective of the run's stage."""
+        setup = assemble(settings, origins, bars, run)
         # Only the first process rewrites the checkpoint; the other processes do not have the path of the run yet.
         if run is not None and is_first() and lacks_parameters(run, setup.objective):
             add_parameters(run, setup.objective)

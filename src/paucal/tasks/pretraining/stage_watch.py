@@ -201,13 +201,13 @@ class StageWatch(EpochListener[PretrainingSetup]):
         """Restore the last healthy checkpoint, and store settings that counteract the collapse."""
         verdict = self._verdict
         assert verdict is not None
-        settings, origin = self.setup.settings, dict(self.setup.origin)
+        settings, origins = self.setup.settings, dict(self.setup.origins)
         link_or_copy(self.run.last.with_name(HEALTHY_CHECKPOINT), self.run.last)
         rows = self.run.read_rows()
         entry = {"epoch": rows[-1]["epoch"], "kind": verdict.kind, "sentence": verdict.sentence}
         reason = f"rollback {len(self.rollbacks) + 1}, after {verdict.kind}"
         changes = self.method.settings_after_collapse(settings, verdict.kind)
-        store_changes(self.run, replace(settings, **changes), origin | dict.fromkeys(changes, reason))
+        store_changes(self.run, replace(settings, **changes), origins | dict.fromkeys(changes, reason))
         config = self.run.read_yaml(self.run.config.name)
         self.run.write_yaml(self.run.config.name, {**config, ROLLBACKS_KEY: [*self.rollbacks, entry]})
         # The metrics of epochs after the healthy checkpoint must not affect later verdicts.

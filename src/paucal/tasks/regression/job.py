@@ -22,6 +22,7 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.models.regression import INTERVAL_LEVEL, RegressionCard
 from paucal.models.trained import TrainedModel, save_trained
 from paucal.report.regression import write_regression_report
+from paucal.rules.backbone import backbone_spec
 from paucal.rules.resolve import list_origins
 from paucal.runner.images import (
     decode_images,
@@ -33,7 +34,7 @@ from paucal.runner.images import (
 )
 from paucal.runner.job import Bars, EpochListener, Job
 from paucal.runner.loaders import eval_loader
-from paucal.runner.memory_check import checked_backbone, initial_weights
+from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.results import EvaluatedRun, publish_results
 from paucal.runner.starts import (
     MIN_SIDE,
@@ -145,9 +146,9 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
     settings_type = TrainSettings
     reads = ("data", "data_root", "init", "split")
 
-    def check(self, settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
+    def check(self, settings: TrainSettings, origins: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
         """Refuse settings that a regression does not use."""
-        unused = [name for name in given if name not in SUPPORTED_SETTINGS]
+        unused = [name for name in origins if name not in SUPPORTED_SETTINGS]
         if unused or settings.epochs not in (None, 0):
             name = unused[0] if unused else "epochs"
             raise UserError(
@@ -155,14 +156,14 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
                 f"trains no network: remove {flag(name)}."
             )
         check_ranges(settings)
-        return replace(without_none_init(settings), epochs=0, method="supervised"), dict(given)
+        return replace(without_none_init(settings), epochs=0, method="supervised"), dict(origins)
 
     def pin(self, settings: TrainSettings) -> TrainSettings:
         """Return settings with absolute paths."""
         return pin_start(pin_data(settings, {"split"}))
 
     def assemble(
-        self, settings: TrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+        self, settings: TrainSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
     ) -> RegressionSetup:
         """Open the images and their target values, choose the pretrained weights, and build the network."""
         assert settings.target is not None
@@ -173,9 +174,9 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             require_grades(targets, column)
         data = ImagesWithTargets(images, split_images_with_targets(settings, images, run), targets=targets)
         remarks: list[str] = []
-        if run is None and may_choose_start(settings, given):
+        if run is None and may_choose_start(settings, origins):
             # A regression needs pretrained weights even for tiny images, which are enlarged to the size of the weights.
-            settings, given, choice = choose_start(settings, given, max(data.facts().median_side, MIN_SIDE))
+            settings, origins, choice = choose_start(settings, origins, max(data.facts().median_side, MIN_SIDE))
             remarks = [choice.remark] if choice.remark else []
         weights_source = find_start(settings, run)
         if weights_source.read is None and weights_source.record is None:
@@ -184,7 +185,8 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             )
         facts = replace(data.facts(), n_classes=1, initial_weights=weights_source.facts)
         settings, reasons = resolve_training(settings, facts)
-        if run is None and "resize" not in given:
+        training_hardware = hardware(settings)  # refuses a missing device before images are decoded
+        if run is None and "resize" not in origins:
             reason = "the number describes the whole image, so nothing may be cropped"
             settings, reasons["resize"] = replace(settings, resize="squash"), reason
         reading = reading_for(settings.img_size, first_reading(settings, images))
@@ -194,8 +196,9 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             images, targets = read_targets(images, column)
             data = ImagesWithTargets(images, split_images_with_targets(settings, images, run), targets=targets)
         data = replace(data, images=images)
-        with initial_weights(settings.seed):
-            spec, notes = checked_backbone(settings, 1, images.reading.channels)
+        with seeded_random_weights(settings.seed):
+            spec, notes = backbone_spec(settings, 1, images.reading.channels)
+            notes = [*check_memory(settings, spec), *notes]
             objective = FrozenNetwork(spec.build())
         weights_input = weights_source.input(settings.model) if weights_source.input is not None else None
         statistics = normalisation(settings, data, weights_input)
@@ -219,9 +222,16 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             *(load_report.lines() if load_report else ()),
             *notes,
         ]
-        plan = Plan(0, 1, seed=settings.seed, hardware=hardware(settings))
-        origin = list_origins(settings, given, reasons)
-        return RegressionSetup(settings, origin, data, plan, objective, card, tuple(remarks), load_report)
+        return RegressionSetup(
+            settings=settings,
+            origins=list_origins(settings, origins, reasons),
+            data=data,
+            plan=Plan(0, 1, seed=settings.seed, hardware=training_hardware),
+            objective=objective,
+            card=card,
+            remarks=tuple(remarks),
+            start=load_report,
+        )
 
     def describe_images(self, setup: RegressionSetup) -> str:
         """Return the name of the data, the number of images, and the range of the target."""

@@ -8,13 +8,14 @@ from paucal.backbones.weights.inputs import ImageInput, timm_preprocessing
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.saved import stored_card
 from paucal.objectives.finetuning import FineTuning
+from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import list_origins, resolve
 from paucal.runner.images import normalisation
 from paucal.runner.job import Bars, RunSetup
-from paucal.runner.memory_check import checked_backbone, initial_weights
+from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.starts import choose_start, find_start, load_start, may_choose_start
-from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_synced_norms
+from paucal.runner.trainer_inputs import check_rates, hardware, trainer_plan, with_synced_norms
 from paucal.runs import RunFolder
 from paucal.runs.folder import CHOSEN_WEIGHTS
 from paucal.tasks.segmentation.crops import CropOptions
@@ -47,19 +48,20 @@ class SegmentationSetup(RunSetup[SegmentSettings]):
 
 
 def assemble(
-    settings: SegmentSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+    settings: SegmentSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
 ) -> SegmentationSetup:
     """Open images and masks, choose the settings that were not given and build the network; write nothing."""
     data = open_segmentation_data(settings, bars, run)
     remarks: list[str] = []
     if run is None:
-        if may_choose_start(settings, given) and (settings.init == CHOSEN_WEIGHTS or settings.recipe is None):
-            settings, given, choice = choose_start(settings, given, data.facts().median_side)
+        if may_choose_start(settings, origins) and (settings.init == CHOSEN_WEIGHTS or settings.recipe is None):
+            settings, origins, choice = choose_start(settings, origins, data.facts().median_side)
             remarks = [choice.remark] if choice.remark else []
         check_rates(settings)
     weights_source = find_start(settings, run)
     facts = replace(data.facts(), initial_weights=weights_source.facts)
     settings, reasons = resolve(settings, facts, RULES)
+    hardware(settings)  # refuses a missing device before the network is built
     settings, reasons = _fill_in_length(settings, facts, reasons)
     card, objective, notes = _build_network(
         settings, data, weights_source.input and weights_source.input(settings.model), run
@@ -73,8 +75,8 @@ def assemble(
         )
     remarks += [*data.images.notes, *(load_report.lines() if load_report else ()), *notes, *_mask_warnings(data)]
     plan = trainer_plan(settings, facts.n_train * settings.crops)
-    origin = list_origins(settings, given, reasons)
-    return SegmentationSetup(settings, origin, data, plan, objective, card, tuple(remarks), load_report)
+    origins = list_origins(settings, origins, reasons)
+    return SegmentationSetup(settings, origins, data, plan, objective, card, tuple(remarks), load_report)
 
 
 def _fill_in_length(
@@ -94,8 +96,10 @@ def _build_network(
     settings: SegmentSettings, data: SegmentationData, weights_input: ImageInput | None, run: RunFolder | None
 ) -> tuple[SegmentationCard, PixelObjective, list[str]]:
     """Return the card, the objective and notes on the backbone."""
-    with initial_weights(settings.seed):
-        spec, notes = checked_backbone(settings, 0, views=2.0)  # the head needs about as much memory as the backbone
+    with seeded_random_weights(settings.seed):
+        spec, notes = backbone_spec(settings, 0)
+        # The head needs about as much memory as the backbone.
+        notes = [*check_memory(settings, spec, views=2.0), *notes]
         card = SegmentationCard(
             backbone=spec,
             classes=data.images.classes,

@@ -32,7 +32,6 @@ from paucal.runner.time_budget import (
     keep_one_length,
     parse_duration,
     seconds_per_step,
-    trial_steps,
 )
 from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges, flag, refuse_unsupported
@@ -54,6 +53,7 @@ from paucal.tasks.segmentation.scores import plain_scores
 from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.training import CosineWarmup, Optimization, Outcome, Validation
 from paucal.training.schedules import LinearWarmup
+from paucal.training.trial_step import trial_steps
 from paucal.types import UserError
 from paucal.wording import counted, format_duration
 
@@ -76,10 +76,10 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
     reads = (*PATHS, "init")
     length_setting = "epochs"
 
-    def check(self, settings: SegmentSettings, given: Mapping[str, str]) -> tuple[SegmentSettings, dict[str, str]]:
+    def check(self, settings: SegmentSettings, origins: Mapping[str, str]) -> tuple[SegmentSettings, dict[str, str]]:
         """Fill in the values of the recipe, and refuse settings that contradict each other."""
         settings = without_none_init(settings)
-        settings, origin = fill_in(settings, given, RECIPES, settings.recipe, ())
+        settings, origins = fill_in(settings, origins, RECIPES, settings.recipe, ())
         require_init(RECIPES, settings.recipe, settings.init)
         check_ranges(settings)
         refuse_unsupported(settings, UNSUPPORTED_SETTINGS, "segmentation")
@@ -93,17 +93,17 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         if settings.resize_to is not None and len(settings.resize_to) != 2:
             text = " ".join(map(str, settings.resize_to))
             raise UserError(f"--resize-to is {text}; expected a shorter and a longer side, such as 512 2048.")
-        return keep_one_length(settings, origin), origin
+        return keep_one_length(settings, origins), origins
 
     def pin(self, settings: SegmentSettings) -> SegmentSettings:
         """Return settings with absolute paths."""
         return pin_paths(pin_start(settings))
 
     def assemble(
-        self, settings: SegmentSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+        self, settings: SegmentSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
     ) -> SegmentationSetup:
         """Open images and masks, choose the settings that were not given and build the network."""
-        return assemble(settings, given, bars, run)
+        return assemble(settings, origins, bars, run)
 
     def describe_images(self, setup: SegmentationSetup) -> str:
         """Return the name of the data, with the number of images and the number of classes."""
@@ -138,7 +138,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         training_seconds = left - pace.ending(counts)
         crop_seconds = pace.step * counts["train"] / settings.effective_batch  # per epoch, with one crop per image
         eval_seconds = pace.evaluation(counts)
-        is_given = setup.origin["crops"] != "default" and not is_automatic(setup.origin["crops"])
+        is_given = setup.origins["crops"] != "default" and not is_automatic(setup.origins["crops"])
         crops, epochs = fill_time(training_seconds, crop_seconds, eval_seconds, settings.crops, is_given)
         epoch_seconds = crops * crop_seconds + eval_seconds
         if epochs < 1:

@@ -14,11 +14,12 @@ from paucal.data.stores import EncodedStore, locate
 from paucal.runner.console import Console
 from paucal.runner.images import open_undecoded
 from paucal.runner.job import AnyJob, RunSetup
-from paucal.runner.time_budget import TimedJob, parse_duration, seconds_per_step, trial_steps
+from paucal.runner.time_budget import TimedJob, parse_duration, seconds_per_step
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.tuning import seconds_per_image
 from paucal.tasks.classification.job import TrainingJob
 from paucal.tasks.pretraining.job import PretrainingJob
+from paucal.training.trial_step import trial_steps
 from paucal.verbs.compare.grid import EVAL, verb_settings
 from paucal.verbs.eval.images import find_data
 from paucal.verbs.eval.settings import OpeningSettings
@@ -129,8 +130,8 @@ def fingerprint(images: ImageSet) -> str:
 def assemble_run(verb: str, values: Mapping[str, Any], console: Console) -> tuple[AnyJob, RunSetup[Any]]:
     """Return the job and the setup of a run without writing any file; invalid settings raise a UserError."""
     job = job_of(verb)
-    settings, origin = job.check(job.settings_type(**values), dict.fromkeys(values, "given"))
-    return job, job.assemble(job.pin(settings), origin, console.progress)
+    settings, origins = job.check(job.settings_type(**values), dict.fromkeys(values, "given"))
+    return job, job.assemble(job.pin(settings), origins, console.progress)
 
 
 def seconds_of_run(job: AnyJob, setup: RunSetup[Any]) -> float:

@@ -137,7 +137,7 @@ def test_probe__is_the_model_that_tuning_begins_with(data, tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["time_frozen_network", "choose_preset", "run_trial"])
+@pytest.mark.parametrize("moment", ["prepare_first_model", "choose_preset", "run_trial"])
 def test_climb__stopped_anywhere_goes_on_to_the_same_model(data, tmp_path, monkeypatch, moment):
     whole = started_from(data, tmp_path / "whole", epochs=1)
     place = tuning if moment == "run_trial" else auto_tune_module
@@ -151,7 +151,7 @@ def test_climb__stopped_anywhere_goes_on_to_the_same_model(data, tmp_path, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(place, moment, interrupted)
-        if moment == "time_frozen_network":
+        if moment == "prepare_first_model":
             with pytest.raises(KeyboardInterrupt):
                 started_from(data, tmp_path / "run", epochs=1)
         else:
@@ -319,7 +319,7 @@ def test_race__leaves_time_to_tune_the_winner():
 )
 def test_probe__leaves_most_of_the_time_to_tuning_if_there_is_any(train, val, epochs, seconds):
     data = SimpleNamespace(counts=lambda: {"train": train, "val": val, "test": 90})
-    setup = SimpleNamespace(data=data, settings=SimpleNamespace(epochs=epochs), origin={})
+    setup = SimpleNamespace(data=data, settings=SimpleNamespace(epochs=epochs), origins={})
     state = SimpleNamespace(setup=setup, record=SimpleNamespace(budget=300.0))
     assert first_model._max_probe_seconds(state) == seconds
 
@@ -341,12 +341,11 @@ def test_race__is_left_out_where_a_larger_network_would_leave_no_time_to_tune(mo
             settings=SimpleNamespace(seed=0, model="first", epochs=None),
             objective=SimpleNamespace(deployable=lambda: None),
             card=SimpleNamespace(preprocessing=None),
-            origin={},
+            origins={},
         ),
-        record=SimpleNamespace(budget=60.0 * minutes, candidates=("first", "second"), race=(), probe=None),
+        record=SimpleNamespace(budget=60.0 * minutes, candidates=("first", "second"), candidate_scores=(), probe=None),
         console=SilentConsole(),
         spent=10.0,
-        announced=False,
     )
     monkeypatch.setattr(state.console, "say", said.append)
     with monkeypatch.context() as patch:
@@ -354,7 +353,7 @@ def test_race__is_left_out_where_a_larger_network_would_leave_no_time_to_tune(mo
         patch.setattr(first_model, "frozen_features", lambda *given: None)
         times = iter([0, 16 * 0.015] * 2)  # of 16 images
         patch.setattr(first_model.time, "perf_counter", lambda: next(times))
-        first_model.time_frozen_network(state)
+        first_model.prepare_first_model(state)
     assert ("to compare weights" in said.pop()) == compares
     monkeypatch.setattr(first_model, "frozen_features", read)
     with pytest.raises(InterruptedError) if compares else nullcontext():
@@ -468,10 +467,10 @@ def test_method__stays_where_its_own_settings_are_given(data, tmp_path):
 
 def test_time__goes_before_the_epochs_of_a_recipe(tmp_path):
     settings = TrainSettings(recipe="small-images", time="5m", epochs=30, warmup_epochs=3.0)
-    origin = {"time": "flag", "epochs": "recipe small-images", "warmup_epochs": "recipe small-images"}
-    found = keep_one_length(settings, origin)
+    origins = {"time": "flag", "epochs": "recipe small-images", "warmup_epochs": "recipe small-images"}
+    found = keep_one_length(settings, origins)
     assert (found.time, found.epochs, found.warmup_epochs) == ("5m", None, None)
-    repeated = keep_one_length(settings, dict.fromkeys(origin, "config"))
+    repeated = keep_one_length(settings, dict.fromkeys(origins, "config"))
     assert (repeated.time, repeated.epochs) == (None, 30)
 
 

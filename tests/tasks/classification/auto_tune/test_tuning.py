@@ -122,7 +122,7 @@ def names_of(model: str = "vit_tiny_patch16_224", **given: Any) -> list[str]:
     setup: Any = SimpleNamespace(
         objective=SimpleNamespace(deployable=lambda: timm.create_model(model, num_classes=3)),
         settings=TrainSettings(**given),
-        origin=dict.fromkeys(given, "flag"),
+        origins=dict.fromkeys(given, "flag"),
     )
     return [preset.name for preset in tuning._list_presets(setup)]
 

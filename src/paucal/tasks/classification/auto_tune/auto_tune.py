@@ -17,7 +17,7 @@ from paucal.runner.run_time import start_time
 from paucal.runner.time_budget import store_length
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.first_model import compare_candidates, fit_probe, time_frozen_network
+from paucal.tasks.classification.auto_tune.first_model import compare_candidates, fit_probe, prepare_first_model
 from paucal.tasks.classification.auto_tune.precision import choose_training_precision
 from paucal.tasks.classification.auto_tune.state import TuneState, cannot_evaluate_tuning, is_free, is_timed
 from paucal.tasks.classification.auto_tune.tuning import choose_preset, seconds_per_image, settings_to_store
@@ -45,14 +45,14 @@ def auto_tune(run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
     state = TuneState(run, setup, setup.tune_record, console, start_time() - setup.tune_record.spent)
     try:
         if setup.tune_record.candidates and linear_classifier(setup.objective.deployable()) is not None:
-            return _tune_trained_weights(state)
-        _train_directly(state)
+            return _fit_probe_and_choose_preset(state)
+        _choose_epochs_without_probe(state)
         return True
     finally:
         state.save()  # stores the time spent, also after a signal
 
 
-def _train_directly(state: TuneState) -> None:
+def _choose_epochs_without_probe(state: TuneState) -> None:
     """Choose the number of epochs of a run that fits no probe, such as a run from random weights."""
     setup, budget = state.setup, state.record.budget
     if setup.settings.epochs == 0:
@@ -81,12 +81,11 @@ def _train_directly(state: TuneState) -> None:
     _set_length(state, epochs, epoch_seconds, {}, max_epochs=max_epochs)
 
 
-def _tune_trained_weights(state: TuneState) -> bool:
+def _fit_probe_and_choose_preset(state: TuneState) -> bool:
     """Fit a probe to pretrained weights, then choose a preset and a number of epochs, or keep the probe."""
-    if cores_are_shared():
-        seconds_per_image(state.setup, threads=True)
-    time_frozen_network(state)
-    if len(state.record.candidates) > 1 and not state.record.race and state.record.probe is None:
+    _choose_thread_count(state.setup)
+    prepare_first_model(state)
+    if len(state.record.candidates) > 1 and not state.record.candidate_scores and state.record.probe is None:
         compare_candidates(state)
     fit_probe(state)
     learn_from_unlabelled(state)
@@ -110,6 +109,12 @@ def _tune_trained_weights(state: TuneState) -> bool:
     changes = {"img_size": cost.image_size, **settings_to_store(state.setup, preset)}
     _set_length(state, epochs, cost.epoch_seconds, changes, cost.pixel_ratio)
     return True
+
+
+def _choose_thread_count(setup: TrainingSetup) -> None:
+    """Choose the fastest number of CPU threads for the run, if other programs use the same cores."""
+    if cores_are_shared():
+        seconds_per_image(setup, threads=True)
 
 
 def _describe_shortage(state: TuneState) -> str:
@@ -151,9 +156,15 @@ def _set_length(
     if timed:
         eval_seconds, steps = state.eval_seconds(pixel_ratio), setup.plan.steps_per_epoch
         closing_seconds = state.final_eval_seconds(pixel_ratio) + REPORT_SECONDS * measure_slowdown()
-        durations = closing_seconds, (epoch_seconds - eval_seconds) / steps, eval_seconds
-        most_steps, threads = max_epochs * steps, torch.get_num_threads()
-        time_plan = TimePlan(state.record.budget, state.spent, *durations, most_steps=most_steps, threads=threads)
+        time_plan = TimePlan(
+            budget=state.record.budget,
+            spent=state.spent,
+            closing=closing_seconds,
+            step=(epoch_seconds - eval_seconds) / steps,
+            evaluation=eval_seconds,
+            most_steps=max_epochs * steps,
+            threads=torch.get_num_threads(),
+        )
     store_length(state.run, time_plan, plan, seconds, state.console)
     state.save(plan=plan)
 

@@ -22,10 +22,8 @@ from paucal.models.trained import save_trained
 from paucal.runner.images import SplitImages
 from paucal.runner.loaders import eval_loader
 from paucal.runner.run_time import end_time_text
-from paucal.runs import RunFolder
-from paucal.runs.weights import save_weights
 from paucal.settings.shared import JobSettings
-from paucal.tasks.classification.assembly import PROBE_FILE, TrainingSetup
+from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.head_race import MAX_RACED, RaceResult, race_heads, store_held_out
 from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.learning_curve import measure_learning_curve, write_curve
@@ -34,6 +32,7 @@ from paucal.tasks.classification.auto_tune.precision import choose_feature_preci
 from paucal.tasks.classification.auto_tune.probe import MAX_COMPARED, Head, fit_head, score_head, stratified_sample
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState, cannot_evaluate_tuning
+from paucal.tasks.classification.auto_tune.stored_heads import PROBE_FILE, save_head
 from paucal.tasks.classification.auto_tune.taught_head import learn_from_teacher
 from paucal.wording import counted, format_duration
 
@@ -47,7 +46,7 @@ PRECISION_KEYS = {"speed": "arithmetic_speed", "measured": "arithmetic_measured"
 TRAINING_COST = 2.0  # cost of training on an image, in forward passes
 # Limits of the comparison of candidates: fraction of the time budget, seconds, and number of training images. The
 # limits are low because users wait for the first model, and because tuning needs the time.
-MAX_RACE_FRACTION, MAX_RACE_SECONDS, MAX_RACE_IMAGES = 0.05, 60.0, 300
+MAX_CANDIDATE_FRACTION, MAX_CANDIDATE_SECONDS, MAX_CANDIDATE_IMAGES = 0.05, 60.0, 300
 NEXT_TIME_RATIO = 1.5  # assumed time of the next candidate, as a multiple of the last candidate's time
 
 
@@ -78,13 +77,13 @@ def frozen_features(
 
 def compare_candidates(state: TuneState) -> None:
     """Compare the candidate weights by cross-validation on some training images; continue with the best weights."""
-    setup, steps, rows = state.setup, [], state.race_rows
+    setup, steps, rows = state.setup, [], state.candidate_rows
     if rows is None:
         other_names = ", ".join(state.record.candidates[1:])
         model = setup.settings.model
         state.console.say(f"note: no time to compare {model} with {other_names}; choose a model with --model")
         return
-    labels, max_seconds = _training_labels(setup), _max_race_seconds(state)
+    labels, max_seconds = _training_labels(setup), _max_comparison_seconds(state)
     indices, groups = setup.data.part("train")[rows.numpy()], training_groups(setup.data, rows)
     for name in state.record.candidates:
         start_time = time.monotonic()
@@ -105,7 +104,7 @@ def compare_candidates(state: TuneState) -> None:
     winner = _affordable_winner(state, steps)
     if state.setup.settings.model != winner.name:
         state.setup = state.reassemble(model=winner.name)
-    time_frozen_network(state)
+    _time_forward_pass(state)
     reason = (
         f"best of {counted(len(steps), 'candidate')} on {len(rows)} training images; the fastest of nearly equal ones"
     )
@@ -113,35 +112,36 @@ def compare_candidates(state: TuneState) -> None:
         reason = f"best of {len(steps)} candidates that leaves time for tuning"
         state.console.say(f"note: {best.name} would leave no time for tuning; continuing with {winner.name}")
     state.adopt(state.setup, {"model": reason})
-    state.save(race=tuple(steps))
+    state.save(candidate_scores=tuple(steps))
 
 
-def _plan_race(state: TuneState) -> Tensor | None:
+def _choose_candidate_rows(state: TuneState) -> Tensor | None:
     """Return the indices of the training images on which to compare the candidates.
 
     None if there is a single candidate, if the candidates were compared before, or if there is no time to compare them.
     """
-    if len(state.record.candidates) < 2 or state.record.race:
+    if len(state.record.candidates) < 2 or state.record.candidate_scores:
         return None
-    rows = stratified_sample(_training_labels(state.setup), MAX_RACE_IMAGES, state.setup.settings.seed)
+    rows = stratified_sample(_training_labels(state.setup), MAX_CANDIDATE_IMAGES, state.setup.settings.seed)
     candidate_seconds = state.image_seconds * len(rows)
     larger_run_seconds = NEXT_TIME_RATIO * state.image_seconds * _count_forward_passes(state)
     leaves_no_time = state.record.budget and larger_run_seconds > state.record.budget - state.spent
-    return None if leaves_no_time or candidate_seconds * (1 + NEXT_TIME_RATIO) > _max_race_seconds(state) else rows
+    takes_too_long = candidate_seconds * (1 + NEXT_TIME_RATIO) > _max_comparison_seconds(state)
+    return None if leaves_no_time or takes_too_long else rows
 
 
 def _training_labels(setup: TrainingSetup) -> Tensor:
     return torch.from_numpy(setup.data.images.targets).long()[torch.from_numpy(setup.data.part("train"))]
 
 
-def _max_race_seconds(state: TuneState) -> float:
-    return min(MAX_RACE_SECONDS, MAX_RACE_FRACTION * state.record.budget or MAX_RACE_SECONDS)
+def _max_comparison_seconds(state: TuneState) -> float:
+    return min(MAX_CANDIDATE_SECONDS, MAX_CANDIDATE_FRACTION * state.record.budget or MAX_CANDIDATE_SECONDS)
 
 
-def _affordable_winner(state: TuneState, race: Sequence[TuneStep]) -> TuneStep:
+def _affordable_winner(state: TuneState, steps: Sequence[TuneStep]) -> TuneStep:
     """Return the best of the candidates that leave time for `MIN_EPOCHS_AFTER` epochs of tuning; see `pick_winner`."""
     budget = state.record.budget
-    return pick_winner(find_affordable(race, budget - state.spent, _count_forward_passes(state)) if budget else race)
+    return pick_winner(find_affordable(steps, budget - state.spent, _count_forward_passes(state)) if budget else steps)
 
 
 def _count_forward_passes(state: TuneState) -> float:
@@ -150,50 +150,63 @@ def _count_forward_passes(state: TuneState) -> float:
     return sum(counts.values()) + MIN_EPOCHS_AFTER * TRAINING_COST * counts["train"]
 
 
-def find_affordable(race: Sequence[TuneStep], seconds: float, n_images: float) -> Sequence[TuneStep]:
+def find_affordable(steps: Sequence[TuneStep], seconds: float, n_images: float) -> Sequence[TuneStep]:
     """Return the candidates that can process `n_images` images in `seconds` seconds, or else the fastest candidate.
 
     On 5,000 small images, a network that was 50 % slower and five points better left no time for tuning: its test
     accuracy was 74.9 %, against 84.2 % after tuning the faster network.
     """
-    fast_enough = [step for step in race if step.seconds / step.details["images"] * n_images <= seconds]
-    return fast_enough or [min(race, key=lambda step: step.seconds)]
+    fast_enough = [step for step in steps if step.seconds / step.details["images"] * n_images <= seconds]
+    return fast_enough or [min(steps, key=lambda step: step.seconds)]
 
 
-def pick_winner(race: Sequence[TuneStep]) -> TuneStep:
+def pick_winner(steps: Sequence[TuneStep]) -> TuneStep:
     """Return the fastest candidate whose score is within a standard error of the best, to save time for tuning."""
-    best = max(race, key=lambda step: step.score)
+    best = max(steps, key=lambda step: step.score)
     error = math.sqrt(best.score * (1 - best.score) / best.details["images"])
-    return min((step for step in race if step.score >= best.score - error), key=lambda step: step.seconds)
+    return min((step for step in steps if step.score >= best.score - error), key=lambda step: step.seconds)
 
 
-def time_frozen_network(state: TuneState) -> None:
-    """Time the frozen network on a few images, and print when to expect the first model."""
+def prepare_first_model(state: TuneState) -> None:
+    """Time the frozen network, choose the precision of its features, and print when to expect the first model.
+
+    Also choose the training images on which candidate weights are compared, if there is time to compare them.
+    """
+    _time_forward_pass(state)
+    if state.record.probe is None:
+        _choose_precision(state)
+        state.candidate_rows = _choose_candidate_rows(state)
+        _announce_first_model(state)
+    else:
+        # A resumed run keeps its precision, since the run may compute features again for heads at other image sizes.
+        details = state.record.probe.details  # older records lack some measurements
+        measurements = {name: details[key] for name, key in PRECISION_KEYS.items() if key in details}
+        state.precision = replace(EXPLICIT_CHOICES[details.get("arithmetic", "32-true")], **measurements)
+
+
+def _time_forward_pass(state: TuneState) -> None:
+    """Time the frozen network on a few images."""
     setup, sample = state.setup, state.setup.data.part("train")[:16]
     for _ in range(2):  # the first pass is a warm-up
         start_time = time.perf_counter()
         frozen_features(setup.objective.deployable(), setup.data, sample, setup.card.preprocessing, setup.settings)
         state.image_seconds = (time.perf_counter() - start_time) / len(sample)
-    # A resumed run keeps its precision, since the run may compute features again for heads at other image sizes.
-    if state.record.probe is not None:
-        details = state.record.probe.details  # older records lack some measurements
-        measurements = {name: details[key] for name, key in PRECISION_KEYS.items() if key in details}
-        state.precision = replace(EXPLICIT_CHOICES[details.get("arithmetic", "32-true")], **measurements)
-        return
-    if state.announced:
-        return
-    state.announced = True
-    state.precision = choose_feature_precision(setup)
+
+
+def _choose_precision(state: TuneState) -> None:
+    state.precision = choose_feature_precision(state.setup)
     if state.precision.measured:
         state.console.say(f"precision of the features: {state.precision.reason}")
-    state.race_rows = _plan_race(state)
-    counts = setup.data.counts()
+
+
+def _announce_first_model(state: TuneState) -> None:
+    """Print when to expect the first model, and the end of the run if the run has a time budget."""
+    counts, budget = state.setup.data.counts(), state.record.budget
     first_seconds = state.image_seconds / state.precision.speed * (counts["train"] + counts["val"])
-    budget = state.record.budget
     first_seconds = min(first_seconds, _max_probe_seconds(state) or first_seconds)
     text = f"time: the first model takes about {format_duration(first_seconds + 5)}"
-    if state.race_rows is not None:
-        text += f", and up to {format_duration(_max_race_seconds(state))} more to compare weights"
+    if state.candidate_rows is not None:
+        text += f", and up to {format_duration(_max_comparison_seconds(state))} more to compare weights"
     if budget:
         text += f"; the whole run at most {format_duration(budget)}, until {end_time_text(budget - state.spent)}"
     state.console.say(text)
@@ -296,24 +309,42 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
         start_time, result = time.perf_counter(), RaceResult()
         # Without heads on the last stages, the comparison still gives cross-validated predictions.
         if staged or (race and (not len(val) or settings.unlabelled)):
-            inputs = last[:count], features[:count], labels[:count], len(card.classes)
-            heads = HEADS if staged else {}
-            # Without validation images, the cross-validated predictions are the result of the run: use more images.
-            max_images = MAX_RACED if len(val) else MAX_COMPARED
-            result = race_heads(*inputs, head.strength, settings.seed, heads, max_images, groups)
+            result = race_heads(
+                last[:count],
+                features[:count],
+                labels[:count],
+                len(card.classes),
+                head.strength,
+                settings.seed,
+                heads=HEADS if staged else {},
+                # Without validation images, the cross-validated predictions are the result of the run: use more images.
+                max_images=MAX_RACED if len(val) else MAX_COMPARED,
+                groups=groups,
+            )
         race_seconds = time.perf_counter() - start_time
         best, best_inputs = (head, last) if result.head is None else (result.head, features)
         curve = None
         if result.held_out is not None and (settings.curve or not len(val)):
-            inputs = best_inputs[:count], labels[:count], len(card.classes)
-            curve = measure_learning_curve(*inputs, best.strength, settings.seed, groups)
+            curve = measure_learning_curve(
+                best_inputs[:count], labels[:count], len(card.classes), best.strength, settings.seed, groups
+            )
     score = best.cross_validated if result.held_out is None else float(result.held_out.is_correct.double().mean())
     losses: Sequence[float] = ()
     if len(val):
         score = score_head(best, best_inputs[count:], labels[count:])
         losses = calibrated_losses(Predictions(val, best.scores(best_inputs[count:]), labels[count:]))
-    measurements = score or 0.0, image_seconds, result, race_seconds, curve, losses
-    return FittedHead(head, features, staged, rows, *measurements)
+    return FittedHead(
+        head=head,
+        features=features,
+        staged=staged,
+        rows=rows,
+        score=score or 0.0,
+        image_seconds=image_seconds,
+        race=result,
+        race_seconds=race_seconds,
+        curve=curve,
+        losses=losses,
+    )
 
 
 def training_groups(data: SplitImages, rows: Tensor) -> Tensor | None:
@@ -326,8 +357,3 @@ def classifier_width(network: nn.Module) -> int | None:
     """Return the number of input features of the network's linear classifier; None if there is no such classifier."""
     classifier = linear_classifier(network)
     return None if classifier is None else classifier.in_features
-
-
-def save_head(run: RunFolder, head: Head, name: str) -> None:
-    """Store a head, from which tuning may start, in a file of the run folder."""
-    save_weights(run.path / name, {"weight": head.weight, "bias": head.bias})

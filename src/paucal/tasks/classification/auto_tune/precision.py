@@ -15,10 +15,10 @@ from paucal.models.precision import (
     measure_speed,
 )
 from paucal.runner.loaders import eval_loader
-from paucal.runner.time_budget import trial_steps
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.state import TuneState, is_free
-from paucal.types import Batch, Progress
+from paucal.training.trial_step import forward_and_backward, trial_steps
+from paucal.types import Batch
 
 
 def choose_feature_precision(setup: TrainingSetup) -> PrecisionChoice:
@@ -26,7 +26,7 @@ def choose_feature_precision(setup: TrainingSetup) -> PrecisionChoice:
     settings = setup.settings
     if settings.device != "cpu":
         return FLOAT32
-    if setup.origin.get("precision") in ("flag", "given"):  # a config may contain the choice of an earlier run
+    if setup.origins.get("precision") in ("flag", "given"):  # a config may contain the choice of an earlier run
         return EXPLICIT_CHOICES.get(settings.precision, FLOAT32)
     if not bfloat16_flags():
         return FLOAT32
@@ -45,14 +45,13 @@ def choose_training_precision(state: TuneState) -> None:
     may_change = is_free(setup, "precision") and setup.settings.precision == "32-true"
     if choice.dtype is None or not choice.measured or not may_change:
         return
-    batch, key = _sample_batch(setup), f"{setup.settings.model}, tuned with --freeze {setup.settings.freeze}"
+    batch, device = _sample_batch(setup), torch.device("cpu")
+    key = f"{setup.settings.model}, tuned with --freeze {setup.settings.freeze}"
 
     def step(images: Tensor) -> Tensor:
-        total = setup.objective(batch, Progress(0, 1, 1)).total
-        total.backward()
-        return total
+        return forward_and_backward(setup.objective, batch, device, precision=None)
 
-    with trial_steps(setup.objective.train(), torch.device("cpu")):
+    with trial_steps(setup.objective.train(), device):
         step(batch.views[0])  # warm-up
         speed = measure_speed(step, batch.views[0], key)
     if speed < MIN_SPEEDUP:

@@ -7,7 +7,8 @@ from typing import Any
 from paucal.runs import RunFolder
 from paucal.types import UserError
 
-RECORD_FILE = "rungs.json"
+RECORD_FILE = "rungs.json"  # the file keeps its name from earlier versions
+STORED_NAMES = {"candidate_scores": "race"}  # names in the file that differ from the names of the fields
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class TuneRecord:
         candidates: timm names of the pretrained weights to compare.
         budget: Seconds that the run may take; 0 for no limit.
         spent: Seconds spent so far, including earlier calls of a resumed run.
-        race: One step per candidate that was evaluated on a sample of the training images.
+        candidate_scores: One step per candidate that was evaluated on a sample of the training images.
         probe: Step that fits a linear head to frozen features; None before this step is finished.
         unlabelled: Step that fits a head also to unlabelled images; None if the run has not finished such a step.
         sizes: Seconds per training image, by image size and frozen stages; None if a step exceeds the memory.
@@ -51,7 +52,7 @@ class TuneRecord:
     candidates: tuple[str, ...] = ()
     budget: float = 0.0
     spent: float = 0.0
-    race: tuple[TuneStep, ...] = ()
+    candidate_scores: tuple[TuneStep, ...] = ()
     probe: TuneStep | None = None
     sizes: Mapping[str, float | None] = field(default_factory=dict)
     tuning: Mapping[str, Any] = field(default_factory=dict)
@@ -73,7 +74,8 @@ class TuneRecord:
 
     def write(self, run: RunFolder) -> None:
         """Store the record in the run folder."""
-        run.write_json(RECORD_FILE, asdict(self))
+        record = {STORED_NAMES.get(name, name): value for name, value in asdict(self).items()}
+        run.write_json(RECORD_FILE, record)
 
 
 def read_record(run: RunFolder | None) -> TuneRecord | None:
@@ -82,18 +84,19 @@ def read_record(run: RunFolder | None) -> TuneRecord | None:
         return None
     record = run.read_json(RECORD_FILE)
     try:
+        sizes = record["sizes"].items()
         return TuneRecord(
-            tuple(map(str, record["candidates"])),
-            float(record["budget"]),
-            float(record["spent"]),
-            tuple(map(_read_step, record["race"])),
-            None if record["probe"] is None else _read_step(record["probe"]),
-            {str(side): None if seconds is None else float(seconds) for side, seconds in record["sizes"].items()},
-            dict(record["tuning"]),
-            tuple(map(_read_step, record["trials"])),
-            str(record["plan"]),
-            bool(record["tune"]),
-            None if record.get("unlabelled") is None else _read_step(record["unlabelled"]),
+            candidates=tuple(map(str, record["candidates"])),
+            budget=float(record["budget"]),
+            spent=float(record["spent"]),
+            candidate_scores=tuple(map(_read_step, record["race"])),
+            probe=None if record["probe"] is None else _read_step(record["probe"]),
+            sizes={str(size): None if seconds is None else float(seconds) for size, seconds in sizes},
+            tuning=dict(record["tuning"]),
+            trials=tuple(map(_read_step, record["trials"])),
+            plan=str(record["plan"]),
+            tune=bool(record["tune"]),
+            unlabelled=None if record.get("unlabelled") is None else _read_step(record["unlabelled"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise UserError(

@@ -71,8 +71,7 @@ class TuneState:
         start_time: `time.monotonic()` at the start of this call, minus the seconds that earlier calls spent.
         image_seconds: Seconds of a forward pass of one image in float32, at the probe's image size.
         precision: Precision of the frozen features.
-        announced: Whether the expected duration has been printed.
-        race_rows: Indices of the training images on which the candidates are compared; None to compare no candidates.
+        candidate_rows: Indices of the training images on which the candidates are compared; None to compare none.
         preset_freeze: `--freeze` of the tuning preset that is being considered, and later of the chosen preset.
         first: First model with its features, kept for the step with unlabelled images; None if an earlier call fitted
             the first model, or if the features are not needed.
@@ -85,8 +84,7 @@ class TuneState:
     start_time: float
     image_seconds: float = 0.0
     precision: PrecisionChoice = FLOAT32
-    announced: bool = False
-    race_rows: Tensor | None = None
+    candidate_rows: Tensor | None = None
     preset_freeze: str | int | None = None
     first: FittedHead | None = None
 
@@ -135,11 +133,11 @@ class TuneState:
     def reassemble(self, **changes: Any) -> TrainingSetup:
         """Return a setup with changed settings; choose automatic settings that may depend on the changes again."""
         setup = self.setup
-        automatic = {name for name, origin in setup.origin.items() if is_automatic(origin)}
+        automatic = {name for name, origin in setup.origins.items() if is_automatic(origin)}
         revised = automatic - NEVER_REVISED - set(changes) - (set() if "model" in changes else {"img_size"})
         settings = replace(setup.settings, **dict.fromkeys(revised), **changes)
-        given = {name: origin for name, origin in setup.origin.items() if name not in revised and origin != "default"}
-        new_setup = assemble(settings, given, self.console.progress, self.run, setup.data)
+        kept_origins = {name: text for name, text in setup.origins.items() if name not in revised and text != "default"}
+        new_setup = assemble(settings, kept_origins, self.console.progress, self.run, setup.data)
         return replace(new_setup, plan=replace(new_setup.plan, deadline=setup.plan.deadline))
 
     def adopt(self, setup: TrainingSetup, reasons: Mapping[str, str]) -> None:
@@ -147,9 +145,9 @@ class TuneState:
 
         `reasons` has the reason for each setting that auto-tuning has chosen, by name of the setting.
         """
-        origin = {**setup.origin, **{name: automatic(reason) for name, reason in reasons.items()}}
-        self.setup = replace(setup, origin=origin)
-        store_changes(self.run, setup.settings, origin)
+        origins = {**setup.origins, **{name: automatic(reason) for name, reason in reasons.items()}}
+        self.setup = replace(setup, origins=origins)
+        store_changes(self.run, setup.settings, origins)
         if setup.load_report is not None:
             self.run.write_json(START_FILE, setup.load_report.to_dict())
 
@@ -167,4 +165,4 @@ def cannot_evaluate_tuning(setup: TrainingSetup) -> bool:
 
 def is_free(setup: TrainingSetup, name: str) -> bool:
     """Return whether a setting may be chosen automatically, because the user did not give it."""
-    return setup.origin.get(name, "default") == "default" or is_automatic(setup.origin[name])
+    return setup.origins.get(name, "default") == "default" or is_automatic(setup.origins[name])

@@ -19,7 +19,7 @@ def step_rows(
     probe, images = record.probe, record.probe.details.get("images", 0)
     rows = [
         _step_row(f"candidate {step.name}, by cross-validation on some training images", step.score, step.seconds)
-        for step in record.race
+        for step in record.candidate_scores
     ]
     sides = probe.details.get("img_size")
     size = "x".join(map(str, sides)) if isinstance(sides, Sequence) else "?"

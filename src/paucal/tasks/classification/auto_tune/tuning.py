@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from paucal.memory import is_out_of_memory
-from paucal.runner.time_budget import seconds_per_step, trial_steps
-from paucal.tasks.classification.assembly import TrainingSetup, head_file_name
-from paucal.tasks.classification.auto_tune.first_model import fit_probe_head, save_head
+from paucal.runner.time_budget import seconds_per_step
+from paucal.tasks.classification.assembly import TrainingSetup
+from paucal.tasks.classification.auto_tune.first_model import fit_probe_head
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import TuneState, is_free, is_timed
+from paucal.tasks.classification.auto_tune.stored_heads import head_file_name, save_head
 from paucal.tasks.classification.auto_tune.trials import (
     MIN_STEPS,
     TRAINED_SECONDS,
@@ -24,6 +25,7 @@ from paucal.tasks.classification.auto_tune.trials import (
 from paucal.tasks.classification.auto_tune.unlabelled import has_few_labels
 from paucal.tasks.classification.loaders import train_loader
 from paucal.training import TimePlan
+from paucal.training.trial_step import trial_steps
 from paucal.types import UserError
 from paucal.wording import counted, format_duration
 
