@@ -103,7 +103,7 @@ def assemble(
         objective=objective,
         card=card,
         remarks=tuple(remarks),
-        start=load_report,
+        load_report=load_report,
         monitor=monitor,
     )
 

@@ -230,7 +230,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             objective=objective,
             card=card,
             remarks=tuple(remarks),
-            start=load_report,
+            load_report=load_report,
         )
 
     def describe_images(self, setup: RegressionSetup) -> str:
