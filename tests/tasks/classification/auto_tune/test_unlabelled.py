@@ -408,6 +408,25 @@ def test_run__without_time_for_them_gives_that_reason(data, tmp_path, monkeypatc
     assert not any("usable image" in line for line in console.lines)
 
 
+@pytest.mark.parametrize("more", [{"time": "10m"}, {"epochs": 0}])
+def test_run__with_many_labels_for_each_class_reads_none_in_a_limited_time(data, tmp_path, monkeypatch, more):
+    monkeypatch.setattr(step, "MANY_LABELS_PER_CLASS", 15)
+    monkeypatch.setattr(step, "_is_tuned", lambda setup: setup.settings.epochs != 0)
+    console, unlabelled = RecordingConsole(), str(tmp_path / "more")
+    result = started_from(data, tmp_path / "run", console, unlabelled=unlabelled, **more)
+    details = rungs_of(result.folder)["unlabelled"]["details"]
+    is_left_out = more == {"time": "10m"}
+    assert ("15 or more for each class" in details.get("why", "")) == is_left_out
+    assert (details["images"] == 0) == is_left_out
+    assert any("are not read: with" in line for line in console.lines) == is_left_out
+
+
+@pytest.mark.parametrize(("labelled", "many"), [(199, False), (200, True)])
+def test_many_labels__are_a_hundred_per_class(labelled, many):
+    data = SimpleNamespace(part={"train": range(labelled)}.__getitem__)
+    assert step.has_many_labels(SimpleNamespace(data=data, card=SimpleNamespace(classes=("a", "b")))) == many
+
+
 @pytest.mark.parametrize(
     ("labelled", "is_tuned", "share"), [(2000, True, 0.05), (300, True, 0.05), (299, True, 0.4), (100, False, 0.7)]
 )
