@@ -122,7 +122,7 @@ def test_brushed_masks__are_unpacked_or_refused():
     mask = np.random.default_rng(0).random((7, 13)) > 0.6
     assert (decode_brush(brush(mask), mask.shape) == mask).all()
     for values, size, words in (
-        (brush(mask), (7, 12), "not of 12x7 pixels"),
+        (brush(mask), (7, 12), "the size of the mask is not 12x7 pixels"),
         (brush(mask)[:-4], (7, 13), "ends too early"),
         ([*brush(mask)[:8], 256], (7, 13), "values that are not bytes"),
         (packed([0] * 364, [(400, [0])]), (7, 13), "more values than pixels"),

@@ -109,8 +109,8 @@ def hostile(path: Path, kind: str) -> Path:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("escape", "leads out"),
-        ("absolute", "leads out"),
+        ("escape", "is absolute or leads to a parent folder"),
+        ("absolute", "is absolute or leads to a parent folder"),
         ("link", "no masks|no images|has no"),
         ("compressed", "is compressed as a whole"),
         ("large", "are free in the cache folder"),

@@ -278,7 +278,7 @@ def test_index__shard_that_changes_while_it_is_read_is_named(written):
         ("offsets", lambda values: values - 10**6, "outside of its shard"),
         ("lengths", lambda values: values + 10**6, "outside of its shard"),
         ("labels", lambda values: values + 9, "outside of the 3 classes"),
-        ("shards", lambda values: values[::-1].copy(), "the shards of images are not in the list of shards"),
+        ("shards", lambda values: values[::-1].copy(), "images refer to shards that are not in the list of shards"),
         ("key_ends", lambda values: values + 5, "names of images are damaged"),
         ("offsets", lambda values: values.astype(np.float64), "'offsets' has the type float64"),
         ("about", lambda _: np.array('{"format": 99}'), "the format of the file is 99, but"),
@@ -334,7 +334,7 @@ def test_write__several_labels_go_into_parquet_and_come_back(tmp_path):
     numbers = [number_of(again.store.read(place)) for place in range(40)]
     assert sorted(numbers) == list(range(40))
     assert again.multi_hot.tolist() == rows[numbers].tolist()
-    with pytest.raises(UserError, match=r"--format tar stores one label for each image.* give --format parquet"):
+    with pytest.raises(UserError, match=r"--format tar stores one label for each image.* use --format parquet"):
         write_shards(images, tmp_path / "tars")
     unknown = replace(images, multi_hot=np.where(rows == 1, rows, -1).astype(np.int8))
     with pytest.raises(UserError, match=r"these images have \d+ unknown labels.*--classes"):

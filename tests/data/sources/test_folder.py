@@ -186,6 +186,7 @@ def test_open_images__says_what_a_file_should_be(make_folder):
         open_images(folder / "a/1.png")
     with pytest.raises(
         UserError,
-        match=r"not supported; expected a folder, or a Parquet or Arrow file .*, or a list file .*, or an image\.$",
+        match=r"has an unsupported format; expected a folder, or a Parquet or Arrow file .*, or a list file .*, "
+        r"or an image\.$",
     ):
         open_images(folder / "b/notes.md")

@@ -46,5 +46,5 @@ def test_iterative_parts__depend_on_the_seed_alone():
 
 
 def test_iterative_parts__of_shares_that_make_no_whole():
-    with pytest.raises(ValueError, match="fractions from 0 with the sum 1"):
+    with pytest.raises(ValueError, match="fractions of at least 0 whose sum is 1"):
         stratify_iteratively(drawn(4, 2), [0.5, 0.4], 0)

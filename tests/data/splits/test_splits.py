@@ -106,7 +106,9 @@ def test_make_split__without_val_trains_on_all_but_the_usual_test_images(make_se
 def test_make_split__without_val_trains_on_a_val_folder_beside_a_test_folder(make_set):
     split = make_split(make_set([0, 0, 0, 1, 1], ["train", "test", "val", "train", "val"]), val_fraction=0)
     assert split.parts.tolist() == ["train", "test", "train", "train", "train"]
-    assert "train is its train and val folders, and no images are kept for model selection" in split.description
+    assert (
+        "train is the data's own train and val folders, and no images are kept for model selection" in split.description
+    )
     lone = make_split(make_set([0, 0, 1, 1], ["train", "val", "train", "val"]), val_fraction=0)
     assert lone.parts.tolist() == ["train", "test", "train", "test"]
 

@@ -67,7 +67,7 @@ def test_located_view__has_the_colour_that_its_geometry_says(description, monkey
         (56, 56), Augmentation(**{"rand_augment": None, "erase_prob": 0.0, **settings}), PLAIN, True
     )
     if names is not None:
-        policy = transform._located_rand_augment.policy
+        policy = transform._rand_augment_with_geometry.policy
         policy.ops = [op for op in policy.ops if op.name in names]
     image, right, cells = quadrants(96, 72), 0, 0
     palette = torch.tensor(QUADRANTS) / 255

@@ -231,7 +231,7 @@ def test_crop_views__of_lejepa_change_all_crops_alike():
     [
         ({"groups": []}, "no global crop"),
         ({"groups": [Crops(0, 8), Crops(4, 8)]}, "no global crop"),
-        ({"groups": [Crops(2, 0)]}, "at least 1 pixel"),
+        ({"groups": [Crops(2, 0)]}, "at least 1 x 1 pixel"),
         ({"groups": [Crops(2, 8, (0.5, 0.2))]}, r"\(0.5, 0.2\); expected the minimum and the maximum fraction"),
         ({"pipeline": "moco"}, "'moco'; expected dino, alike or deit"),
         ({"blur": (2.0, 0.1)}, r"blur is \(2.0, 0.1\)"),

@@ -38,8 +38,8 @@ def unpack(folder):
 
 
 def test_voc__has_several_labels_per_image_and_eleven_point_map(folder):
-    assert data_module.is_voc(folder)
-    data = data_module.open_voc(folder)
+    assert data_module.is_voc2007(folder)
+    data = data_module.open_voc2007(folder)
     assert data.counts() == {"train": 24, "val": 12, "test": 12}
     assert data.labels.shape == (48, 20)
     assert data.labels[0].tolist()[:4] == [1, 0, -1, 1]
@@ -53,13 +53,13 @@ def test_voc__has_several_labels_per_image_and_eleven_point_map(folder):
 def test_voc__says_what_is_missing_or_damaged(folder):
     (folder / "JPEGImages" / "200003.jpg").unlink()
     with pytest.raises(UserError, match=r"200003.jpg is missing: unpack both archives"):
-        data_module.open_voc(folder)
+        data_module.open_voc2007(folder)
     (folder / "ImageSets" / "Main" / "cat_val.txt").write_text("../../secret 1\n")
     with pytest.raises(UserError, match="does not list images of VOC2007"):
-        data_module.open_voc(folder)
+        data_module.open_voc2007(folder)
     (folder / "ImageSets" / "Main" / "cat_val.txt").write_text("100000 7\n")
     with pytest.raises(UserError, match="is not a list file of VOC2007"):
-        data_module.open_voc(folder)
+        data_module.open_voc2007(folder)
 
 
 def test_name__finds_it_below_the_data_root(folder, tmp_path, monkeypatch):
@@ -86,9 +86,9 @@ def test_download__asks_torchvision_for_both_archives(tmp_path, monkeypatch):
             unpack(tmp_path / data_module.VOC_FOLDER)
 
     monkeypatch.setattr(data_module, "VOCDetection", fetch)
-    assert data_module.find_voc(tmp_path, download=True) == tmp_path / "VOCdevkit" / "VOC2007"
+    assert data_module.find_voc2007(tmp_path, download=True) == tmp_path / "VOCdevkit" / "VOC2007"
     assert asked == [(str(tmp_path), "2007", part, True) for part in ("trainval", "test")]
-    data_module.find_voc(tmp_path, download=True)
+    data_module.find_voc2007(tmp_path, download=True)
     assert len(asked) == 2  # what is there is not fetched again
 
 
@@ -98,4 +98,4 @@ def test_download__that_fails_is_one_sentence(tmp_path, monkeypatch):
 
     monkeypatch.setattr(data_module, "VOCDetection", fetch)
     with pytest.raises(UserError, match=r"could not be downloaded \(<urlopen error no route>\); try again, or put"):
-        data_module.find_voc(tmp_path, download=True)
+        data_module.find_voc2007(tmp_path, download=True)

@@ -300,8 +300,8 @@ def _assign_parts(
         unlisted = [key for key in folders if key not in lists.parts]
         if unlisted and lists.unmatched_lines:
             raise UserError(
-                f"the split lists name {lists.unmatched_lines[0]}, which does not exist, and omit the image "
-                f"{unlisted[0]!r}: correct or remove the lists."
+                f"the split lists name {lists.unmatched_lines[0]}, but there is no such image, and the lists "
+                f"omit the image {unlisted[0]!r}: correct or remove the lists."
             )
         notes += describe_left_out(unlisted, "image that is in no list", "images that are in no list")
         return {key: lists.parts[key] for key in folders if key in lists.parts}, notes
