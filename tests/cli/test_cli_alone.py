@@ -50,8 +50,6 @@ def test_model_alone__is_exported_and_served(alone, tmp_path, capsys):
     assert "on 16 noise images (give real images with --data) the same class for 100" in said
     assert load_model(tmp_path / "out").classes == load_model(alone).classes
     assert task_of(alone) == CLASSIFICATION
-    words = ["--format", "onnx", "--int8", "--output", tmp_path / "small"]
-    assert "only contains a model: give the run that trained" in failure(capsys, "export", alone, *words)
 
 
 def test_model_alone__is_a_start_and_no_run_to_go_on_with(alone, tmp_path, capsys):

@@ -49,6 +49,7 @@ def test_check__takes_images_without_labels(tmp_path, capsys):
 
 
 def test_check__judges_labels_by_the_pixels_where_there_are_no_weights(monkeypatch):
+    monkeypatch.setattr("paucal.verbs.check.labels.PIXEL_SIDE", 8)  # of the digits: more is the same four times over
     monkeypatch.setattr("paucal.verbs.check.labels.find_local_weights", lambda: None)
     monkeypatch.setattr("paucal.verbs.check.launch.find_local_weights", lambda: None)
     found = paucal.check("digits", labels=True)

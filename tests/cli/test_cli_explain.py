@@ -2,12 +2,15 @@
 
 import csv
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
 import paucal
@@ -21,6 +24,7 @@ from paucal.types import UserError
 from paucal.verbs.explain.attention import features_figures
 from paucal.verbs.explain.attribution import class_numbers
 from paucal.verbs.explain.inputs import ExplainInput, view_of
+from paucal.verbs.explain.writing import Pictures
 
 PNG, SVG = b"\x89PNG", b"<?xml"
 
@@ -30,8 +34,20 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # where `explanations/` goes
 
 
-@pytest.mark.usefixtures("drawn_pictures")
-def test_explain__draws_what_is_asked_for(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain__draws_what_is_asked_for(
+    trained: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    drawing: Callable[[], AbstractContextManager[None]],
+) -> None:
+    write = Pictures.write
+
+    def write_each_kind_once(pictures: Pictures, label: str, figure: Figure) -> None:
+        with nullcontext() if label.startswith("1_") else drawing():
+            write(pictures, label, figure)
+
+    monkeypatch.setattr(Pictures, "write", write_each_kind_once)
     photos = trained / "photos" / "class0"
     words = [str(photos / "0.png"), str(photos / "1.png")]
     shown = ["attribution", "attention", "rollout", "features", "tokens", "entropy", "matches"]

@@ -107,12 +107,17 @@ def test_export__in_8_bits_needs_the_images_of_a_run(run, tmp_path, capsys):
     for name in ("model.json", "model.safetensors"):
         shutil.copy(run / name, tmp_path / "bare")
     assert export(tmp_path / "bare", tmp_path / "out", "--format", "onnx", "--int8") == 2
-    assert "error: --int8 needs the training images of a run" in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert "error: --int8 needs the training images of a run" in said
+    assert "only contains a model: give the run that trained" in said
 
 
 def test_export__keeps_what_agrees_and_nothing_of_what_does_not(run, tmp_path, capsys, monkeypatch):
-    shuffled = replace(GRAPHS["pt2"], run=lambda path: lambda images: unpack_program(path.read_bytes())(images).flip(1))
-    monkeypatch.setitem(GRAPHS, "pt2", shuffled)
+    def run_shuffled(path):
+        network = unpack_program(path.read_bytes())
+        return lambda images: network(images).flip(1)
+
+    monkeypatch.setitem(GRAPHS, "pt2", replace(GRAPHS["pt2"], run=run_shuffled))
     assert export(run, tmp_path / "out", "--format", "pt2", "onnx") == 2
     assert "model.pt2 differs from the model" in " ".join(capsys.readouterr().err.split())
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.onnx", "export.json"}

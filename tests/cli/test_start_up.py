@@ -22,7 +22,7 @@ from paucal.cli.main import main
 answers, loaded = [], set()
 for words in json.loads(sys.argv[1]):
     shown = io.StringIO()
-    with contextlib.redirect_stdout(shown):
+    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
         try:
             code = main(words)
         except SystemExit as end:  # argparse's help
@@ -44,6 +44,8 @@ VERBS = {
     "weights list": "tf_efficientnet_lite0.in1k",
     "completion bash": "swin_tiny_patch4_window7_224",
 }
+# A mistyped flag is refused as quickly.
+MISTAKES = [f"{verb} --no-such-flag" for verb in ("train", "pretrain", "eval", "predict", "label", "cache")]
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +55,11 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, in
     run = folder / "first"
     run.mkdir()
     (run / "config.yaml").write_text("model: vit_mini\ndata: digits\nseed: 0\n")
-    calls = json.dumps([verb.format(runs=folder).split() for verb in VERBS])
+    verbs = [*MISTAKES, *VERBS]
+    calls = json.dumps([verb.format(runs=folder).split() for verb in verbs])
     done = subprocess.run([sys.executable, "-c", SCRIPT, calls], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    return dict(zip(VERBS, json.loads(done.stdout), strict=True))
+    return dict(zip(verbs, json.loads(done.stdout), strict=True))
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -64,6 +67,13 @@ def test_verb__prints_without_loading_torch(verb: str, answers: dict[str, tuple[
     shown, code, loaded = answers[verb]
     assert VERBS[verb] in shown
     assert (code, loaded) == (0, [])
+
+
+@pytest.mark.parametrize("verb", MISTAKES)
+def test_mistyped_flag__is_refused_without_loading_torch(verb: str, answers: dict[str, tuple[str, int, list[str]]]):
+    shown, code, loaded = answers[verb]
+    assert shown.startswith("error: ")
+    assert (code, loaded) == (2, [])
 
 
 def test_module__answers_as_the_command_does_without_loading_torch():
