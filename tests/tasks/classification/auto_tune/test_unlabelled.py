@@ -416,7 +416,7 @@ def test_run__with_many_labels_for_each_class_reads_none_in_a_limited_time(data,
     result = started_from(data, tmp_path / "run", console, unlabelled=unlabelled, **more)
     details = rungs_of(result.folder)["unlabelled"]["details"]
     is_left_out = more == {"time": "10m"}
-    assert ("15 or more for each class" in details.get("why", "")) == is_left_out
+    assert ("15 or more labelled images per class" in details.get("why", "")) == is_left_out
     assert (details["images"] == 0) == is_left_out
     assert any("are not read: with" in line for line in console.lines) == is_left_out
 
@@ -446,7 +446,8 @@ def test_read_images__leave_two_thirds_of_the_time_that_is_left_for_tuning(left,
         raise UserError(f"at most {max_images}")
 
     monkeypatch.setattr(step, "read_unlabelled", read)
-    setup = SimpleNamespace(settings=None, data=SimpleNamespace(part={"train": range(100)}.__getitem__))
+    data, card = SimpleNamespace(part={"train": range(100)}.__getitem__), SimpleNamespace(classes=("a", "b"))
+    setup = SimpleNamespace(settings=None, data=data, card=card)
     state = SimpleNamespace(
         run=SimpleNamespace(path=tmp_path),
         setup=setup,

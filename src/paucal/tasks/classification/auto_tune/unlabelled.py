@@ -47,9 +47,9 @@ TUNED_FRACTION, FEW_LABELS_FRACTION, UNTUNED_FRACTION = 0.05, 0.4, 0.7
 # at most three epochs.
 MAX_LEFT_FRACTION = 1 / 3
 FEW_LABELS = 300
-# With this many labelled images per class on average, unlabelled images are read only if the time is not limited
-# or the network is not tuned. On CIFAR-10 they changed the accuracy of the first model by -0.4 points with 100 labelled images per
-# class and by +0.1 with 250, and took an eighth of the time before tuning (docs/lab/2026-11-26-unlabelled.md).
+# With this many labelled images per class on average, unlabelled images are read only if the time is not limited or the
+# network is not tuned. On CIFAR-10 they changed the accuracy of the first model by -0.4 points with 100 labelled images
+# per class and by +0.1 with 250, and took time from tuning (docs/lab/2026-11-26-unlabelled.md).
 MANY_LABELS_PER_CLASS = 100
 # Maximum fractions of the time budget for computing the features of the unlabelled images again with the tuned network:
 # in general, and with fewer than FEW_LABELS labelled images. A second limit is half of the time left.
@@ -64,17 +64,6 @@ def learn_from_unlabelled(state: TuneState) -> None:
     """Fit a second head that also uses the `--unlabelled` images; keep this head if its cross-validation is better."""
     settings, start_time = state.setup.settings, time.monotonic()
     if settings.unlabelled is None or state.record.unlabelled is not None:
-        return
-    if state.record.budget and _is_tuned(state.setup) and has_many_labels(state.setup):
-        n_labelled = counted(len(state.setup.data.part("train")), "labelled image")
-        reason = (
-            f"the images without labels are not read: with {n_labelled}, {MANY_LABELS_PER_CLASS} or more for each "
-            "class, they have not made a tuned model better, and reading them takes time from tuning; to use them for "
-            "a linear head, give --epochs 0 instead of --time"
-        )
-        state.console.say(f"note: {reason}")
-        details = {"images": 0, "kept": False, "why": reason}
-        _save_step(state, TuneStep(STEP_NAME, 0.0, time.monotonic() - start_time, details))
         return
     first = state.first or fit_probe_head(state, state.setup, "features of the first model again", race=True)
     images, features = state.setup.data.images.select(np.empty(0, dtype=np.int64)), first.features[:0]
@@ -129,6 +118,12 @@ def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tenso
     """
     setup, console = state.setup, state.console
     max_images = MAX_IMAGES
+    if state.record.budget and _is_tuned(setup) and has_many_labels(setup):
+        raise UserError(
+            f"the images without labels are not read: with {MANY_LABELS_PER_CLASS} or more labelled images per class, "
+            "they have not made a tuned model better, and reading them takes time from tuning; to use them for a "
+            "linear head, give --epochs 0 instead of --time"
+        )
     if state.record.budget:
         max_left = state.seconds_left() * (MAX_LEFT_FRACTION if _is_tuned(setup) else 1)
         seconds = min(max_time_fraction(setup) * state.record.budget, max_left)
