@@ -18,9 +18,10 @@ class StudySettings:
         "tiny",
         group=_RUNS,
     )
-    data: list[str] | None = option(
+    data: list[str] = option(
         "images: with --scale tiny or small, DATA that replaces all published sets (by default the built-in digits, "
         "or cifar10); with --scale full, NAME=DATA for each set that paucal cannot open by name",
+        [],
         group=_RUNS,
     )
     rows: list[str] | None = option("rows to run, by their names in 'paucal study show NAME'", group=_RUNS)
@@ -31,8 +32,9 @@ class StudySettings:
     recipe: str | None = option(
         "full: recipe that replaces the recipe of the study, such as drloc-scratch-reference", group=_RUNS
     )
-    init: list[str] | None = option(
+    init: list[str] = option(
         "full: initial weights, if a study needs them; NAME=RUN for each of the names in 'paucal study show NAME'",
+        [],
         group=_RUNS,
     )
     labels: str | None = option("full: folder of label maps, if a study needs label maps", group=_RUNS)

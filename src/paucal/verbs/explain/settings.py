@@ -19,9 +19,9 @@ VIEWS = (
 class ExplainSettings:
     """Every setting of `paucal explain`; the command line and `paucal.explain_images` share it."""
 
-    show: list[str] | None = option(
-        "views to draw: attribution, attention, rollout, features, head-tokens, entropy, matches, tokens, localization "
-        "(default: attribution)",
+    show: list[str] = option(
+        "views to draw: attribution, attention, rollout, features, head-tokens, entropy, matches, tokens, localization",
+        ["attribution"],
         group=_GROUP,
     )
     method: str = option("attribution method; auto: the best method for the model's architecture", "auto", group=_GROUP)
@@ -38,8 +38,8 @@ class ExplainSettings:
         "query tokens of the attention, a row each: a token's name, or ROW,COLUMN of a patch, from 0", group=_GROUP
     )
     teacher: str | None = option("run or timm model whose token labels are drawn beside the model's", group=_GROUP)
-    against: list[str] | None = option(
-        "runs or timm models whose head entropies are drawn beside the model's, for --show entropy", group=_GROUP
+    against: list[str] = option(
+        "runs or timm models whose head entropies are drawn beside the model's, for --show entropy", [], group=_GROUP
     )
     output: str | None = option("folder for the figures (default: next number in explanations/)", group=_PICTURES)
     format: Literal["png", "svg", "both"] = option("format of the figures", "png", group=_PICTURES)
@@ -63,7 +63,7 @@ _USED_BY: dict[str, tuple[str, tuple[str, ...]]] = {
 def require_used_settings(views: Sequence[str], settings: ExplainSettings) -> None:
     """Raise a UserError for a setting that no requested view uses."""
     for name, (effect, users) in _USED_BY.items():
-        if getattr(settings, name) is not None and not set(users) & set(views):
+        if getattr(settings, name) and not set(users) & set(views):
             raise UserError(f"--{name.replace('_', '-')} {effect}: add --show {' or '.join(users)}.")
     if settings.method != "auto" and "attribution" not in views:
         raise UserError("--method chooses how the attribution is computed: add --show attribution.")
