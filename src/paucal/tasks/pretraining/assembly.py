@@ -109,7 +109,7 @@ def _open_and_resolve(
     base_reading = first_reading(settings, undecoded, stored_reading(run))
     undecoded_data = SplitImages(undecoded, _split_images(undecoded))
     first_facts = replace(undecoded_data.facts(), start=start.facts)
-    size = settings.img_size or resolve_pretraining(settings, first_facts)[0].img_size
+    size = resolve_pretraining(settings, first_facts)[0].img_size
     with bars("reading images") as advance:
         images = decode_images(undecoded, settings, reading_for(size, base_reading), advance)
     data = SplitImages(images, _split_images(images) if run is None else stored_split(run, images))

@@ -73,3 +73,8 @@ class ExportSettings:
         above=0,
     )
     time: str | None = option("training time of the smaller model (default: 15m)", None, group=_LIMITS_GROUP)
+
+    @property
+    def training_time(self) -> str:
+        """The training time of the smaller model: `--time`, or 15 minutes."""
+        return self.time or "15m"

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from paucal.data.classes import choose_classes
 from paucal.data.images import ImageSet
 from paucal.data.recognition import recognise
 from paucal.data.shards.folders import is_remote, upload
@@ -131,9 +130,7 @@ def _write_shards(settings: ShardSettings, folder: Path, console: Console) -> Sh
 
 def _open_images(settings: ShardSettings) -> ImageSet:
     try:
-        if not settings.unlabelled:
-            return find_images(settings)
-        images = find_images(replace(settings, classes=None), labelled=False)
+        return find_images(settings, labelled=not settings.unlabelled)
     except UserError:
         path = Path(settings.data).expanduser()
         contents = recognise(path) if path.exists() and not settings.unlabelled else {}
@@ -143,7 +140,6 @@ def _open_images(settings: ShardSettings) -> ImageSet:
             f"{settings.data} has {' and '.join(contents.values())}, but shards can only contain images with classes: "
             "--unlabelled writes images without labels, for paucal pretrain and paucal predict."
         ) from None
-    return images if settings.classes is None else choose_classes(images, settings.classes)
 
 
 def _require_disk_space(images: ImageSet, folder: Path) -> None:
