@@ -5,11 +5,14 @@
 
 The files are those of `paucal train` on the built-in digits, from the command to the first optimizer step: files whose
 functions run, and files and functions that are handed the run's settings. A step is upward where a function with the
-settings calls one that lies in a folder that may import the caller's.
+settings calls one that lies in a folder that may import the caller's. Only functions and methods with a name count: no
+lambdas and comprehensions, no bodies of modules and classes, and nothing that runs while a module of the package is
+being imported, such as a function that builds a constant.
 """
 
 import argparse
 import ast
+import inspect
 import json
 import subprocess
 import sys
@@ -154,14 +157,21 @@ def _trace(output: Path) -> None:
     opened: set[str] = set()
     carriers: set[tuple[str, str]] = set()
     upward: set[tuple[str, str]] = set()
+    importing = 0  # modules of the package whose bodies are running
 
     def has_settings(frame: FrameType) -> bool:
         names = frame.f_code.co_varnames[: frame.f_code.co_argcount + frame.f_code.co_kwonlyargcount]
         return any(_holds(frame.f_locals.get(name), JobSettings) for name in names)
 
-    def on_call(frame: FrameType, event: str, _: Any) -> None:
-        place = frame.f_code.co_filename
-        if event != "call" or not place.startswith(str(SOURCE)) or frame.f_code.co_name.startswith("<"):
+    def on_event(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal importing
+        place, name = frame.f_code.co_filename, frame.f_code.co_name
+        if event not in ("call", "return") or not place.startswith(str(SOURCE)):
+            return
+        if name == "<module>":
+            importing += 1 if event == "call" else -1
+        is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED and not name.startswith("<")
+        if event != "call" or importing or not is_function:
             return
         opened.add(place)
         caller = frame.f_back
@@ -176,7 +186,7 @@ def _trace(output: Path) -> None:
         raise _FirstStep
 
     register_optimizer_step_pre_hook(stop)
-    sys.setprofile(on_call)
+    sys.setprofile(on_event)
     try:
         main(["train", "--workers", "0", "--output", "run"])
     except _FirstStep:

@@ -11,7 +11,15 @@ from paucal.cli.arguments import CommandParser, add_settings, parse_arguments
 from paucal.cli.main import COMMAND_SUMMARIES
 from paucal.data.splits.split import make_split
 from paucal.runner.resuming import typed_settings
-from paucal.settings.options import EarlierName, flag_words, option, rule_chosen_names, with_current_names
+from paucal.settings.options import (
+    EarlierName,
+    default_of,
+    flag_words,
+    option,
+    rule_chosen_names,
+    setting_fields,
+    with_current_names,
+)
 from paucal.settings.supervised import DEFAULT_TEST_FRACTION, DEFAULT_VAL_FRACTION
 from paucal.settings.values import settings_from_keywords
 from paucal.tasks.detection.settings import DetectSettings
@@ -23,6 +31,8 @@ from paucal.types import UserError
 class Tuning:
     size: int = option("pixels")
     limit: int | None = option("images; by default all")
+    views: list[str] = option("views to draw", ["front", "side"])
+    others: list[str] = option("other models", [])
     length: str | None = option("time", chosen=True)
     rate: float = option("learning rate", 0.1)
     freeze: Literal["none"] | int = option("stages", earlier=EarlierName("freeze_stages", int, {0: "none"}))
@@ -41,6 +51,20 @@ def test_fractions__are_those_of_the_help_by_default():
 
 def test_chosen_settings__are_those_that_a_rule_fills():
     assert rule_chosen_names(Tuning) == {"size", "length", "freeze", "eval_mode"}
+
+
+def test_lists__are_new_defaults_for_each_object_and_shown_unless_empty():
+    first, second = Tuning(), settings_from_keywords(Tuning, {"views": None}, "tune", "tune")
+    assert first.views == second.views == ["front", "side"]
+    assert first.views is not second.views
+    assert [default_of(item) for item in setting_fields(Tuning).values()][1:4] == [None, ["front", "side"], []]
+    parser = CommandParser("tune", "")
+    add_settings(parser, Tuning)
+    help_lines = parser.format_help().splitlines()
+    assert [line.split(maxsplit=4)[-1] for line in help_lines if "VIEWS" in line] == [
+        "views to draw (default: front side)"
+    ]
+    assert [line.split(maxsplit=4)[-1] for line in help_lines if "OTHERS" in line] == ["other models"]
 
 
 @pytest.mark.parametrize(

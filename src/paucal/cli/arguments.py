@@ -13,6 +13,7 @@ from paucal.cli.config import read_config
 from paucal.cli.given_flags import FLAG_ALIASES, note_given_flags
 from paucal.reading import expand_user_path
 from paucal.settings.options import (
+    default_of,
     earlier_names,
     flag,
     help_heading,
@@ -55,7 +56,7 @@ class HelpWithDefaults(HelpFormatter):
         text = action.help or ""
         if getattr(action, "chosen", False):
             return f"{text} (default: chosen)"
-        if action.default in (None, False, SUPPRESS) or not action.option_strings:
+        if action.default in (None, False, [], SUPPRESS) or not action.option_strings:
             return text
         default = " ".join(action.default) if isinstance(action.default, list) else action.default
         return f"{text} (default: {default})"
@@ -225,7 +226,7 @@ def add_data_arguments(parser: CommandParser, data_help: str) -> None:
 
 def _add_flag(group: Any, item: Field, hint: Any, chosen: bool) -> Any:
     flags = [flag(item.name), *(short for short, long in FLAG_ALIASES.items() if long == flag(item.name))]
-    keywords: dict[str, Any] = {"help": item.metadata["help"], "default": item.default}
+    keywords: dict[str, Any] = {"help": item.metadata["help"], "default": default_of(item)}
     inner = strip_none(hint)
     if inner is bool:
         if chosen:  # the help shows both --x and --no-x, since a rule may choose either value

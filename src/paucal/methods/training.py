@@ -52,8 +52,10 @@ def method_of(settings: TrainSettings) -> TrainingMethod:
 
 def terms_of(settings: TrainSettings) -> tuple[str, ...]:
     """Return the names of a run's extra losses: those that belong to its method, and those of `--add`."""
-    added = [require_known("add", name, EXTRA_LOSSES) for name in settings.add or ()]
-    return tuple(dict.fromkeys((*method_of(settings).terms, *added)))
+    names = list(method_of(settings).terms)
+    if settings.add is not None:
+        names += [require_known("add", name, EXTRA_LOSSES) for name in settings.add]
+    return tuple(dict.fromkeys(names))
 
 
 def entries_of(settings: TrainSettings) -> list[Entry]:

@@ -16,7 +16,7 @@ class InitialWeightsInfo:
 
     Attributes:
         where: Name of the weights in messages, such as "timm's weights" or the path of a run.
-        model: Name of the model in timm; None if unknown.
+        model: Name of the model in timm; None if unknown, or if the user names the model of a weights file.
         image_size: (height, width) in pixels of the images that the weights were trained on; None for the default size
             of the model.
         model_args: Constructor arguments of the model, as NAME=VALUE.
@@ -85,6 +85,11 @@ class DataAndMachine:
 def makes_few_passes(facts: DataAndMachine, time: str | None) -> bool:
     """Return whether a run fine-tunes within a time budget, which allows fewer epochs than published schedules."""
     return facts.initial_weights is not None and (facts.initial_weights.chosen or time is not None)
+
+
+def device_or_best(device: str | None) -> str:
+    """Return a device that the user gave, or the best device of this machine if none was given."""
+    return device or best_device()[0]
 
 
 def best_device() -> tuple[str, bool]:

@@ -117,7 +117,11 @@ def reading_for(image_size: Sequence[int] | None, like: DecodeOptions = DEFAULT_
 
 def first_reading(settings: DataSettings, images: ImageSet, stored: DecodeOptions | None = None) -> DecodeOptions:
     """Return the decoding options `stored` of a resumed run, or options with the channels of the settings or images."""
-    return stored or DecodeOptions(channels=settings.channels or count_channels(images))
+    if stored is not None:
+        return stored
+    if settings.channels is not None:
+        return DecodeOptions(channels=settings.channels)
+    return DecodeOptions(channels=count_channels(images))
 
 
 def with_run_reading(images: ImageSet, settings: DataSettings) -> ImageSet:

@@ -56,6 +56,11 @@ def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
     return replace(settings, output=str(path))
 
 
+def output_path(output: str | None, default: Path) -> Path:
+    """Return the path that `--output` names, or `default` if there is no `--output`."""
+    return default if output is None else expand_user_path(output)
+
+
 def refuse_inside_images(
     path: Path, images: Mapping[str, str | None], root: str | None = None, flag: str = "--output"
 ) -> None:

@@ -26,7 +26,7 @@ from paucal.models.weights.local import (
 )
 from paucal.models.weights.table import PretrainedWeights, has_terms
 from paucal.objectives import Objective
-from paucal.rules.facts import InitialWeightsInfo, best_device
+from paucal.rules.facts import InitialWeightsInfo, device_or_best
 from paucal.rules.resolve import automatic
 from paucal.runs import RunFolder, open_model_folder
 from paucal.runs.folder import CHOSEN_WEIGHTS, COCO, PUBLISHED_WEIGHTS, TIMM, find_run_of_file, iterate_ancestry
@@ -99,7 +99,8 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Weights
         facts, image_input = _describe_run_weights(folder, card), card.preprocessing.image_input
         return WeightsSource(facts, lambda _: _read_run_weights(folder, card, file), lambda _: image_input)
     source, read_tree, network = f"the file {path.name}", cache(lambda: read_untrusted(path)), settings.init_network
-    model = settings.model or model_of_file(path, read_tree(), "--init")
+    # With --model, the model of the weights is neither needed nor always known.
+    model = None if settings.model is not None else model_of_file(path, read_tree(), "--init")
     return WeightsSource(
         InitialWeightsInfo(source, model, normalise="model"),
         lambda _: StartWeights(read_tree() if network is None else pick_network(read_tree(), network, source), source),
@@ -238,7 +239,7 @@ def choose_start(settings: J, origins: Mapping[str, str], side: int) -> tuple[J,
     Return the settings, the origin of each setting, and the choice. `side` is the median of the images' shorter sides
     in pixels.
     """
-    choice = choose_weights(settings.model, settings.device or best_device()[0], side)
+    choice = choose_weights(settings.model, device_or_best(settings.device), side)
     origins = {**origins, "init": automatic(choice.why)}
     if not choice.candidates:
         return replace(settings, init=None), origins, choice

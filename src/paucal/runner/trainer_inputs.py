@@ -61,12 +61,11 @@ def hardware(settings: JobSettings) -> Hardware:
         )
     if launched is None:
         _check_count(device, requested[0])
-    _check_strategy(settings)
     return Hardware(
         accelerator=device,
         devices=settings.devices,
         nodes=settings.nodes,
-        strategy=settings.strategy or "auto",
+        strategy=_lightning_strategy(settings),
         precision=settings.precision,
         compile_backend="inductor" if settings.compile else None,
         hang_seconds=None if settings.hang_after is None else parse_duration(settings.hang_after, "--hang-after"),
@@ -84,10 +83,11 @@ def _check_count(device: str, requested: int) -> None:
         )
 
 
-def _check_strategy(settings: JobSettings) -> None:
+def _lightning_strategy(settings: JobSettings) -> str:
+    """Return the strategy by Lightning's name; one process has none, which Lightning calls "auto"."""
     strategy = settings.strategy
-    if strategy in (None, "auto"):
-        return
+    if strategy is None or strategy == "auto":
+        return "auto"
     if settings.processes == 1:
         raise UserError(
             f"--strategy {strategy} is for several devices, but this run uses one device: remove --strategy, or give "
@@ -97,6 +97,7 @@ def _check_strategy(settings: JobSettings) -> None:
         raise UserError(
             "--precision 16-mixed is not supported for --strategy fsdp: use bf16-mixed or 32-true, or --strategy ddp."
         )
+    return strategy
 
 
 def check_sync_bn(settings: JobSettings) -> None:

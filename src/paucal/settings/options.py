@@ -8,7 +8,7 @@ value that means, for instance, "no limit".
 import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from inspect import get_annotations
 from typing import Any, get_args, get_type_hints
 
@@ -53,7 +53,7 @@ def option(  # noqa: PLR0913 (a declaration passes only a few of the arguments, 
 
     Args:
         help: Description that `--help` shows.
-        default: Default value; None if a rule chooses the value.
+        default: Default value, which may be a list; None if a rule chooses the value.
         group: Heading of the setting in `--help`; None for the heading of its class (see `help_heading`).
         low: Smallest valid number, or smallest valid entry of a list.
         high: Largest valid number, or largest valid entry of a list.
@@ -64,7 +64,14 @@ def option(  # noqa: PLR0913 (a declaration passes only a few of the arguments, 
     """
     bounds = {"low": low, "high": high, "above": above, "or_zero": or_zero}
     metadata = {"help": help, "group": group, "chosen": chosen, "earlier": earlier, **bounds}
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def default_of(item: Field) -> Any:
+    """Return the default value of a setting."""
+    return item.default if item.default_factory is MISSING else item.default_factory()
 
 
 def setting_fields(settings: type | object) -> dict[str, Field]:
@@ -166,7 +173,7 @@ def refuse_unsupported(settings: object, names: Iterable[str], task: str) -> Non
     """Raise a UserError for the first setting in `names` that is not the default; `task` is a noun for the message."""
     declared = setting_fields(settings)
     for name in names:
-        if getattr(settings, name) != declared[name].default:
+        if getattr(settings, name) != default_of(declared[name]):
             raise UserError(f"{flag(name)} is not supported for {task}: remove {flag(name)}.")
 
 

@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from paucal.reading import parse_yaml
-from paucal.settings.options import earlier_names, flag, setting_fields, with_current_names
+from paucal.settings.options import default_of, earlier_names, flag, setting_fields, with_current_names
 from paucal.types import UserError
 from paucal.wording import did_you_mean, shorten
 
@@ -97,7 +97,7 @@ def with_settings_signature(settings_type: type) -> Callable[[F], F]:
         signature, hints = inspect.signature(function), typing.get_type_hints(settings_type)
         own_parameters = [item for item in signature.parameters.values() if item.kind is not item.VAR_KEYWORD]
         new_parameters = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=hints[name])
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default_of(item), annotation=hints[name])
             for name, item in setting_fields(settings_type).items()
             if name not in signature.parameters
         ]

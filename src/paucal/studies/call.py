@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paucal.reading import expand_user_path
 from paucal.runner.console import Console
-from paucal.runner.outputs import refuse_inside_images
+from paucal.runner.outputs import output_path, refuse_inside_images
 from paucal.runs.folder import RUNS_FOLDER
 from paucal.runs.grid_files import GRID_FILE, is_grid_folder
 from paucal.runs.writable import check_folder_writable
@@ -65,7 +64,9 @@ class Call:
     @property
     def seeds(self) -> list[int]:
         """The seeds with which every run is trained: `--seeds`, or by default the seeds of the scale or the paper."""
-        return list(self.settings.seeds or (self.study.seeds if self.small is None else self.small.seeds))
+        if self.settings.seeds is not None:
+            return self.settings.seeds
+        return list((self.small or self.study).seeds)
 
     def grid_settings(self, output: Path, seeds: Sequence[int] | None = None) -> GridSettings:
         """Return the settings of the grid in the folder `output`, by default with the seeds of the call."""
@@ -85,11 +86,11 @@ def require_runnable(study: Study, settings: StudySettings) -> None:
         if study.kind == "facts":
             raise UserError(f"{study.name} is a reference table; there is nothing to run: {advice}.")
         raise UserError(f"{study.name} cannot be run, only reproduced by hand: {study.see}; {advice}.")
-    only_full = [name for name in ("recipe", "init", "labels") if getattr(settings, name) is not None]
+    only_full = [name for name in ("recipe", "init", "labels") if getattr(settings, name)]
     if only_full and settings.scale != "full":
         flag = f"--{only_full[0]}"
         raise UserError(f"{flag} needs --scale full, but --scale is {settings.scale}: remove {flag}.")
-    if settings.init is not None and len(settings.init) > 1 and not study.starts:
+    if len(settings.init) > 1 and not study.starts:
         raise UserError(
             f"--init has several values, but all runs of {study.name} have the same initial weights: give one value."
         )
@@ -110,7 +111,7 @@ def study_folder(study: Study, settings: StudySettings, locations: Mapping[str, 
     images.
     """
     default = f"study-{study.name}-{settings.scale}" if study.trains else f"study-{study.name}"
-    folder = RUNS_FOLDER / default if settings.output is None else expand_user_path(settings.output)
+    folder = output_path(settings.output, RUNS_FOLDER / default)
     for path in locations.values():
         refuse_inside_images(folder, {"DATA": path}, settings.data_root)
     check_folder_writable(folder)
@@ -160,17 +161,17 @@ def find_locations(settings: StudySettings, runs: Sequence[PlannedRun]) -> DataL
     """Return the locations of the images of all runs, from `--data` or, by default, from the data sets' names."""
     needed_data = list(dict.fromkeys(name for run in runs for name in (run.data, run.evaluated)))
     values = {name: getattr(settings, name) for name in ("data_root", "device", "workers")}
-    values["download"] = settings.download or None
     shared = {name: value for name, value in values.items() if value is not None}
-    arguments = settings.data or []
+    if settings.download:
+        shared["download"] = True
     if settings.scale != "full":
-        if len(arguments) > 1 or any("=" in argument for argument in arguments):
+        if len(settings.data) > 1 or any("=" in argument for argument in settings.data):
             raise UserError(
                 f"--data: at --scale {settings.scale}, a single DATA replaces all data sets: give only one DATA."
             )
-        return DataLocations({name: arguments[0] if arguments else name for name in needed_data}, shared)
+        return DataLocations({name: settings.data[0] if settings.data else name for name in needed_data}, shared)
     location_of: dict[str, str] = {}
-    for argument in arguments:
+    for argument in settings.data:
         name, equals, location = argument.partition("=")
         if not equals or not location:
             raise UserError(

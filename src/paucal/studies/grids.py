@@ -13,7 +13,7 @@ from paucal.backbones import BackboneSpec
 from paucal.models.frozen import random_backbone
 from paucal.recipes.segmentation import SCALES
 from paucal.rules.backbone import model_arguments
-from paucal.rules.facts import best_device
+from paucal.rules.facts import device_or_best
 from paucal.studies.call import Call
 from paucal.studies.plan import PlannedRun
 from paucal.studies.starts import fraction_setting, open_labelled, prepare_starts, with_starts
@@ -89,7 +89,7 @@ def _training_settings(call: Call, run: PlannedRun, shared: Mapping[str, Any]) -
         )
     # Rows with their own recipe, such as rows with label maps, keep their recipe.
     recipe = settings.recipe if run.settings.get("recipe") == study.recipe else None
-    init = None if study.starts else (settings.init or [None])[0]
+    init = settings.init[0] if settings.init and not study.starts else None
     run_settings = {"recipe": recipe, "init": init, "labels": settings.labels if run.row.maps else None}
     return {**run.settings, **{name: value for name, value in run_settings.items() if value is not None}}
 
@@ -159,7 +159,7 @@ def _make_feature_timer(call: Call, runs: Sequence[PlannedRun], images: int) -> 
     def estimate_seconds(values: Mapping[str, Any]) -> float:
         model, side = models[values["model"]]
         spec = BackboneSpec(model.name, 0, image_size=(side, side), arguments=model_arguments(model.args))
-        device = torch.device(values.get("device") or best_device()[0])
+        device = torch.device(device_or_best(values.get("device")))
         backbone, batch = random_backbone(spec, 0).to(device), torch.zeros(TIMED_IMAGES, 3, side, side, device=device)
         with torch.inference_mode():
             backbone(batch).pooled.sum().item()  # warm-up

@@ -16,9 +16,10 @@ class StudyRunSettings:
         "published",
         "tiny",
     )
-    data: list[str] | None = option(
+    data: list[str] = option(
         "images: with --scale tiny or small, DATA that replaces all published sets (by default the built-in digits, "
-        "or cifar10); with --scale full, NAME=DATA for each set that paucal cannot open by name"
+        "or cifar10); with --scale full, NAME=DATA for each set that paucal cannot open by name",
+        [],
     )
     rows: list[str] | None = option("rows to run, by their names in 'paucal study show NAME'")
     columns: list[str] | None = option("columns to run")
@@ -26,8 +27,9 @@ class StudyRunSettings:
         "seeds of every row; by default those of the scale, or of the paper", low=0, high=2**62
     )
     recipe: str | None = option("full: recipe that replaces the recipe of the study, such as drloc-scratch-reference")
-    init: list[str] | None = option(
-        "full: initial weights, if a study needs them; NAME=RUN for each of the names in 'paucal study show NAME'"
+    init: list[str] = option(
+        "full: initial weights, if a study needs them; NAME=RUN for each of the names in 'paucal study show NAME'",
+        [],
     )
     labels: str | None = option("full: folder of label maps, if a study needs label maps")
     data_root: str | None = option("folder of the published sets, as in 'paucal train'")

@@ -37,7 +37,7 @@ def with_starts(call: Call) -> Call:
     if not study.starts or call.small is not None:
         return call
     init_of_start: dict[str, str] = {}
-    for argument in call.settings.init or []:
+    for argument in call.settings.init:
         name, _, init = argument.partition("=")
         if name not in study.starts or not init:
             raise UserError(f"--init: expected NAME=RUN with NAME one of {', '.join(study.starts)}, got {argument!r}.")

@@ -17,7 +17,7 @@ import torch
 from paucal.backbones import BackboneSpec
 from paucal.models.devices import usable_device
 from paucal.rules.backbone import model_arguments
-from paucal.rules.facts import best_device
+from paucal.rules.facts import device_or_best
 from paucal.runner.console import Console
 from paucal.runner.run_time import end_time_text
 from paucal.studies.settings import StudySettings
@@ -75,7 +75,7 @@ def is_timed(study: Study) -> bool:
 def time_models(study: Study, settings: StudySettings, console: Console) -> ModelSpeeds:
     """Time the models of a study's rows, or of the rows that `--rows` names, and print their images per second."""
     rows = timed_rows(study, settings.rows)
-    device = usable_device(settings.device or best_device()[0])
+    device = usable_device(device_or_best(settings.device))
     effort = ON_CPU if device.type == "cpu" else ON_ACCELERATOR
     sentence = _describe_timing(study, rows, device, effort)
     console.say(sentence)

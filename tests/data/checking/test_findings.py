@@ -28,6 +28,7 @@ from paucal.data.checking.survey import digest_of, survey_images
 from paucal.data.images import ImageSet, reduce_images
 from paucal.data.sources.folder import open_folder
 from paucal.data.stores import ArrayStore
+from paucal.settings.shared import DataSettings
 from paucal.verbs.check.launch import with_pixel_format
 
 
@@ -262,7 +263,7 @@ def test_survey__sees_deep_images_as_the_set_reads_them(tmp_path: Path):
         Image.fromarray(values.astype(np.uint16)).save(tmp_path / "deep" / name / "1.png")
         Image.fromarray(values.astype(np.float32) / 7).save(tmp_path / "floats" / name / "1.tif")
     for kind in ("deep", "floats"):
-        images, problems = with_pixel_format(open_folder(tmp_path / kind), None)
+        images, problems = with_pixel_format(open_folder(tmp_path / kind), DataSettings())
         survey = survey_images(images)
         assert (problems, survey.unreadable) == ([], {})
         assert survey.brightness == pytest.approx([0.5, 0.5], abs=0.1)

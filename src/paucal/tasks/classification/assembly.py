@@ -258,11 +258,12 @@ def _open_tune_record(
     if run is not None:
         return read_record(run)
     tune_record = None
-    if choice.candidates or settings.time is not None:
-        # A probe needs one process and all images in memory; without candidates, the run fine-tunes from the start.
-        candidates = choice.candidates if settings.processes == 1 and in_memory else ()
-        budget = 0.0 if settings.time is None else parse_duration(settings.time, "--time")
-        tune_record = TuneRecord(candidates, budget)
+    # A probe needs one process and all images in memory; without candidates, the run fine-tunes from the start.
+    candidates = choice.candidates if settings.processes == 1 and in_memory else ()
+    if settings.time is not None:
+        tune_record = TuneRecord(candidates, parse_duration(settings.time, "--time"))
+    elif choice.candidates:
+        tune_record = TuneRecord(candidates)
     _check_new_run(settings, tune_record, in_memory)
     return tune_record
 

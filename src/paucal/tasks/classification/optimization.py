@@ -21,19 +21,21 @@ WARMUP_START = 1e-3
 def training_plan(settings: TrainSettings, n_train: int, n_classes: int) -> Plan:
     """Return the training plan of the run: its length, seed, hardware, and mixup and cutmix."""
     check_sync_bn(settings)
-    is_mixed = settings.mixup or settings.cutmix
-    mixing = Mixing(mixup=settings.mixup, cutmix=settings.cutmix) if is_mixed else None
+    mixing = Mixing(mixup=settings.mixup, cutmix=settings.cutmix) if settings.mixup or settings.cutmix else None
     return trainer_plan(settings, n_train, mixing, n_classes)
 
 
 def optimization(settings: TrainSettings, plan: Plan) -> Optimization:
     """Return the settings of the optimizer and its schedule, with durations in steps."""
     peak = settings.lr
+    start = WARMUP_START * peak
+    if settings.warmup_lr is not None:
+        start = settings.warmup_lr
     schedule = CosineWarmup(
         peak=peak,
         horizon=settings.schedule_epochs * plan.steps_per_epoch,
         warmup=round(settings.warmup_epochs * plan.steps_per_epoch),
-        start=peak * WARMUP_START if settings.warmup_lr is None else settings.warmup_lr,
+        start=start,
         floor=settings.min_lr,
     )
     return Optimization(

@@ -265,9 +265,13 @@ def _build_detector(
 def _make_plan(settings: DetectSettings, n_train: int) -> Plan:
     """Return the training plan; with `--time`, the plan has one step until the number of steps is chosen."""
     plan = trainer_plan(settings, n_train)
-    total = settings.steps or (plan.total_steps if settings.epochs else 1)
+    total = plan.total_steps if settings.epochs else 1
+    if settings.steps is not None:
+        total = settings.steps
     epochs = -(-total // plan.steps_per_epoch)
-    interval = settings.judge_every or plan.steps_per_epoch * -(-epochs // MAX_EVALUATIONS)
+    interval = plan.steps_per_epoch * -(-epochs // MAX_EVALUATIONS)
+    if settings.judge_every is not None:
+        interval = settings.judge_every
     return replace(plan, total_steps=total, steps_per_epoch=min(interval, total))
 
 

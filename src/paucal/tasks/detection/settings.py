@@ -175,4 +175,6 @@ def detector_options(settings: DetectSettings) -> DetectorOptions:
     names = {item.name for item in fields(DetectorOptions)} & vars(settings).keys()
     values = {name: getattr(settings, name) for name in names}
     values |= {"channels": settings.pyramid_channels, "masks": settings.masks == "on"}
-    return DetectorOptions(**{**values, "candidates": settings.candidates or 0})
+    if settings.candidates is None:
+        del values["candidates"]  # the default of the options is as many as `proposals`
+    return DetectorOptions(**values)

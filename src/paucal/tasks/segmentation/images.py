@@ -19,9 +19,10 @@ from paucal.models.saved import stored_card
 from paucal.reading import expand_user_path
 from paucal.runner.images import SplitImages, decode_images
 from paucal.runner.job import Bars
-from paucal.runner.outputs import refuse_inside_images
+from paucal.runner.outputs import output_path, refuse_inside_images
 from paucal.runner.resuming import stored_split
 from paucal.runs import RunFolder
+from paucal.runs.folder import RUNS_FOLDER
 from paucal.settings.options import flag
 from paucal.tasks.segmentation.model import SegmentationCard
 from paucal.tasks.segmentation.settings import SegmentSettings
@@ -50,14 +51,16 @@ def pin_paths(settings: SegmentSettings) -> SegmentSettings:
         value = getattr(settings, name)
         if value is not None:
             changes[name] = os.path.realpath(expand_user_path(value, flag(name) if name != "data" else "DATA"))
-    output = Path(settings.output or "runs")
+    output = output_path(settings.output, RUNS_FOLDER)
     refuse_inside_images(output, {flag(name): changes.get(name) for name in ("images", "masks")})
     return replace(settings, **changes)
 
 
 def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder | None) -> SegmentationData:
     """Open, check and split images and masks; a resumed run keeps its split and the coding of its masks."""
-    location = settings.data or settings.images
+    location = settings.data
+    if location is None:
+        location = settings.images
     if location is None:
         raise UserError(
             "DATA is missing: give a folder that contains a folder of images and a folder of masks (images/ and "

@@ -132,7 +132,9 @@ def open_reader(settings: CheckSettings, side: int) -> FeatureReader:
     If there are no weights, the features are plain pixels. `side` is the median shorter side of the images in pixels.
     """
     check_size(settings.img_size)
-    name = settings.model or getattr(find_local_weights(), "name", None)
+    if settings.model is None and (weights := find_local_weights()) is not None:
+        settings = replace(settings, model=weights.name)
+    name = settings.model
     if name is None:
         return FeatureReader("")
     is_run = isinstance(find_named(name, "--model"), RunFolder)
@@ -140,8 +142,9 @@ def open_reader(settings: CheckSettings, side: int) -> FeatureReader:
         raise UserError(
             "--img-size is not supported for the model of a run, which has its own input size: remove --img-size."
         )
-    size = None if is_run else settings.img_size or [SMALL_INPUT_SIDE if side <= MAX_SMALL_SIDE else INPUT_SIDE]
-    model = open_named(name, settings.device, size, "--model")
+    if not is_run and settings.img_size is None:
+        settings = replace(settings, img_size=[SMALL_INPUT_SIDE if side <= MAX_SMALL_SIDE else INPUT_SIDE])
+    model = open_named(name, settings.device, settings.img_size, "--model")
     if linear_classifier(model.module) is None:
         raise UserError(
             f"--model: {name} has no linear classifier, whose input would be the features: choose another model."

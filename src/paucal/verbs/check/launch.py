@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paucal.data.channels.pixel_format import count_channels, with_value_ranges
+from paucal.data.channels.pixel_format import with_value_ranges
 from paucal.data.checking.findings import (
     CheckedSet,
     Finding,
@@ -25,7 +25,7 @@ from paucal.data.checking.pictures import UNREADABLE, image_findings
 from paucal.data.checking.related import CANDIDATE_SIDE, Pair, find_similar_pairs, group_by_digest, merge_groups
 from paucal.data.checking.survey import Survey, survey_images
 from paucal.data.classes import choose_classes
-from paucal.data.decode import DEFAULT_DECODE_OPTIONS, DecodeOptions
+from paucal.data.decode import DEFAULT_DECODE_OPTIONS
 from paucal.data.images import ImageSet, reduce_images
 from paucal.data.sources.joining import split_location
 from paucal.data.sources.opening import open_images
@@ -37,10 +37,11 @@ from paucal.rules.model_and_size import IMAGE_SIDES
 from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data
-from paucal.runner.images import SplitImages, open_undecoded
+from paucal.runner.images import SplitImages, first_reading, open_undecoded
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runs.writable import check_folder_writable
 from paucal.settings.options import DEFAULT_SIDE, check_ranges
+from paucal.settings.shared import DataSettings
 from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.tasks.classification.assembly import choose_image_size
 from paucal.tasks.regression.images import describe_targets, grades_note, read_targets
@@ -98,7 +99,7 @@ def check_set(settings: CheckSettings, console: Console) -> CheckResult:
     check_ranges(settings)
     folder = _output_folder(settings)
     images, opening_findings = _open_set(settings)
-    images, channels = with_pixel_format(images, settings.channels)
+    images, channels = with_pixel_format(images, settings)
     start_time = time.monotonic()
     with console.progress("reading images") as advance:
         survey = survey_images(images, progress=advance)
@@ -235,14 +236,11 @@ def _open_without_labels(settings: CheckSettings, problem: UserError) -> ImageSe
     return ImageSet(paths[0].name, str(paths[0].resolve()), (), [], no_labels, [], FileStore(paths[0], []))
 
 
-def with_pixel_format(images: ImageSet, channels: int | None) -> tuple[ImageSet, list[Finding]]:
-    """Return a set with the channels and value ranges that training would use, and findings on channels and values.
-
-    If `channels` is None, the number of channels is read from the images.
-    """
+def with_pixel_format(images: ImageSet, settings: DataSettings) -> tuple[ImageSet, list[Finding]]:
+    """Return a set with the channels and value ranges that training would use, and findings on channels and values."""
     findings: list[Finding] = []
     try:
-        reading = DecodeOptions(channels=channels or count_channels(images))
+        reading = first_reading(settings, images)
     except UserError as problem:
         findings, reading = [refusal_finding("channels", problem)], DEFAULT_DECODE_OPTIONS
     reading, notes = with_value_ranges(reading, images)

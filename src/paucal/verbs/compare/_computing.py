@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback
 
 from paucal.evaluation.protocols.evaluate import PROTOCOLS, Protocol
-from paucal.rules.facts import best_device
+from paucal.rules.facts import device_or_best
 from paucal.runner.console import Console, SilentConsole
 from paucal.runner.life import Stopped, begin, resume
 from paucal.runner.progress import TrainingBar
@@ -129,7 +129,7 @@ def _evaluate(cell: Cell, console: Console) -> None:
 
 def _machine_settings(cell: Cell) -> dict[str, Any]:
     workers = {"workers": cell.settings["workers"]} if "workers" in cell.settings else {}
-    return {"device": cell.settings.get("device") or best_device()[0], **workers}
+    return {"device": device_or_best(cell.settings.get("device")), **workers}
 
 
 def _feature_scores(

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from paucal.cores import count_usable_cores
-from paucal.reading import expand_user_path
 from paucal.runner.console import Console
 from paucal.runner.elsewhere.packages import slurm_options
 from paucal.runner.images import pin_data
-from paucal.runner.outputs import refuse_inside_images
+from paucal.runner.outputs import output_path, refuse_inside_images
 from paucal.runner.starts import NONE, without_none_init
 from paucal.runs.folder import RUNS_FOLDER
 from paucal.runs.grid_files import is_grid_folder
@@ -80,7 +79,7 @@ def prepare_grid(
 
 def _comparison_folder(grid_settings: GridSettings, shared: Mapping[str, Any]) -> Path:
     default = next(folder for folder in _default_folders() if not folder.exists())
-    folder = default if grid_settings.output is None else expand_user_path(grid_settings.output)
+    folder = output_path(grid_settings.output, default)
     refuse_inside_images(folder, {"DATA": shared.get("data")}, shared.get("data_root"))
     check_folder_writable(folder)
     if not is_grid_folder(folder) and folder.exists() and any(folder.iterdir()):

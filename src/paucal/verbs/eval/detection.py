@@ -109,7 +109,9 @@ def _evaluate_set(
     console: Console,
 ) -> DetectedSet:
     indices = positions.tolist()
-    batch_size = min(EVAL_BATCH, settings.batch_size or EVAL_BATCH)
+    batch_size = EVAL_BATCH
+    if settings.batch_size is not None:
+        batch_size = min(batch_size, settings.batch_size)  # a larger batch would be padded more
     loader = evaluation_loader(boxed, positions, card, settings.workers, batch_size)
     with console.progress("evaluating") as advance:
         detections, evaluation = evaluate_images(detector, card, device, boxed, positions, loader, advance)

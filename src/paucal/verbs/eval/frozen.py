@@ -79,7 +79,9 @@ def evaluate_frozen(
 
     If `data` is empty, the images of the run are used; "table9" in `data` means all available data sets of that suite.
     """
-    names = [model, *(settings.compare or [])]
+    names = [model]
+    if settings.compare is not None:
+        names += settings.compare
     _check_settings(settings, len(names) - 1)
     run = find_run(model)
     if run is None and not data:

@@ -63,6 +63,11 @@ def print_notes(console: Console, images: ImageSet, reading: DecodeOptions, chos
         console.say(f"note: {note}")
 
 
+def split_of_run(part: str | None) -> str:
+    """Return the split of a run's own images that `--part` names, by default the test images."""
+    return part or TEST
+
+
 def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: str | None) -> ChosenImages:
     """Choose the images of the split `part` to evaluate a run's model on; if `part` is None, the test images.
 
@@ -70,17 +75,18 @@ def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: st
     left out if its label was used to train or select the run, or an earlier run that gave the run's initial weights.
     `target` is DATA as given; None for the images of the run.
     """
+    run_part = split_of_run(part)
     if target is None:
         split = read_split(run.split, images)
-        advice = f"{run.path} has no {part or TEST} images: choose another --part, or give DATA."
-        return _require_images(ChosenImages(split.indices(part or TEST), groups=split.groups), advice)
+        advice = f"{run.path} has no {run_part} images: choose another --part, or give DATA."
+        return _require_images(ChosenImages(split.indices(run_part), groups=split.groups), advice)
     identities, history = Identities(images, streamed=True), readable_history(run)
     if (parts := splits_in_run(history, identities)) is not None:
-        chosen = ChosenImages(np.flatnonzero(parts == (part or TEST)))
+        chosen = ChosenImages(np.flatnonzero(parts == run_part))
         counts = ", ".join(f"{int((parts == name).sum())} {name}" for name in dict.fromkeys(("train", "val", TEST)))
         text = f"{target} has only images of {run.path} ({counts})"
         chosen = _require_images(chosen, f"{text}: choose another split with --part, or give other images.")
-        return replace(chosen, notes=(f"{text}: evaluated on the {part or TEST} images",))
+        return replace(chosen, notes=(f"{text}: evaluated on the {run_part} images",))
     candidates = _declared_positions(images, part, target)
     is_seen = seen_with_labels(history, identities)
     notes = tuple(_seen_notes(run, history, identities, candidates, is_seen))
@@ -193,7 +199,9 @@ def open_data(
             split = _splits_of_run(run, images, target) if run is not None else None
             split = split or with_parts(images, settings.seed, settings.val_fraction, settings.test_fraction)
             data = evaluation_data(images, split, settings.metric)
-    return data if settings.max_images is None else limit(data, settings.max_images, settings.seed)
+    if settings.max_images is not None:
+        data = limit(data, settings.max_images, settings.seed)
+    return data
 
 
 def find_data(settings: OpeningSettings) -> ImageSet:
@@ -260,8 +268,10 @@ def report_folder(run: RunFolder, target: str | None, data: Sequence[str], setti
 
     `data` has all data sets of the evaluation, whose folder names must differ.
     """
-    part = settings.part or "test"
-    name = part if target is None else _folder_name(target, data) + (f"-{settings.part}" if settings.part else "")
+    if target is None:
+        name = split_of_run(settings.part)
+    else:
+        name = _folder_name(target, data) + (f"-{settings.part}" if settings.part else "")
     if settings.scales or settings.mirror:  # kept apart from the run's own results
         name = f"{name}-scales" if task_of(str(run.path)) == SEGMENTATION else f"{name}-mirror"
     if settings.output is None:

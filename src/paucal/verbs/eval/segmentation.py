@@ -69,9 +69,8 @@ def evaluate_segmenter(model: str, data: Sequence[str], settings: EvalSettings, 
     run = open_model_folder(model)
     network = load_segmenter(run, settings.device)
     run_settings = _stored_settings(run) if run.config.exists() else SegmentSettings(overlap=network.card.overlap)
-    run_settings = replace(
-        run_settings, scales=settings.scales or run_settings.scales, mirror=settings.mirror or run_settings.mirror
-    )
+    given = {name: value for name in ("scales", "mirror") if (value := getattr(settings, name))}
+    run_settings = replace(run_settings, **given)
     results = []
     for target in data or [None]:
         if target is None and not run.config.exists():

@@ -119,13 +119,12 @@ def explain_all(
 
 
 def _requested_views(settings: ExplainSettings) -> list[str]:
-    views = settings.show or ["attribution"]
-    for view in views:
+    for view in settings.show:
         if view not in VIEWS:
             raise UserError(
                 f"--show is {view!r}{did_you_mean(view, VIEWS)}; expected one or more of {', '.join(VIEWS)}."
             )
-    return list(dict.fromkeys(views))
+    return list(dict.fromkeys(settings.show))
 
 
 def _in_batches(images: Iterator[ExplainInput], views: Sequence[str], size: int) -> Iterator[list[ExplainInput]]:
@@ -157,7 +156,7 @@ class _Drawer:
             require_attention(model.module)
         self._localizer = open_localizer(name, model) if "localization" in views else None
         self._token_views = open_token_views(model, settings.teacher, settings.device) if "tokens" in views else None
-        self.entropies = Entropies(model, settings.against or (), settings.device) if "entropy" in views else None
+        self.entropies = Entropies(model, settings.against, settings.device) if "entropy" in views else None
         self._sheet: list[AttributedImage] = []
 
     def draw_batch(self, batch: list[ExplainInput]) -> Iterator[tuple[str, Figure]]:

@@ -19,9 +19,9 @@ class ExplanationSettings:
     """What to explain, and how."""
 
     help_group = "explanation"
-    show: list[str] | None = option(
-        "views to draw: attribution, attention, rollout, features, head-tokens, entropy, matches, tokens, localization "
-        "(default: attribution)"
+    show: list[str] = option(
+        "views to draw: attribution, attention, rollout, features, head-tokens, entropy, matches, tokens, localization",
+        ["attribution"],
     )
     method: str = option("attribution method; auto: the best method for the model's architecture", "auto")
     explain_class: list[str] | None = option("names of the classes to explain (default: the most probable classes)")
@@ -34,8 +34,8 @@ class ExplanationSettings:
         "query tokens of the attention, a row each: a token's name, or ROW,COLUMN of a patch, from 0"
     )
     teacher: str | None = option("run or timm model whose token labels are drawn beside the model's")
-    against: list[str] | None = option(
-        "runs or timm models whose head entropies are drawn beside the model's, for --show entropy"
+    against: list[str] = option(
+        "runs or timm models whose head entropies are drawn beside the model's, for --show entropy", []
     )
 
 
@@ -71,7 +71,7 @@ _USED_BY: dict[str, tuple[str, tuple[str, ...]]] = {
 def require_used_settings(views: Sequence[str], settings: ExplainSettings) -> None:
     """Raise a UserError for a setting that no requested view uses."""
     for name, (effect, users) in _USED_BY.items():
-        if getattr(settings, name) is not None and not set(users) & set(views):
+        if getattr(settings, name) and not set(users) & set(views):
             raise UserError(f"--{name.replace('_', '-')} {effect}: add --show {' or '.join(users)}.")
     if settings.method != "auto" and "attribution" not in views:
         raise UserError("--method chooses how the attribution is computed: add --show attribution.")

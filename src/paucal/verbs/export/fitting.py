@@ -32,7 +32,7 @@ from paucal.verbs.export.graphs import (
     open_comparison_images,
 )
 from paucal.verbs.export.settings import ExportSettings
-from paucal.verbs.export.students import TRAINING_TIME, Student, build_untrained, possible_students, train_student
+from paucal.verbs.export.students import Student, build_untrained, possible_students, train_student
 from paucal.verbs.export.subjects import ClassifierSubject, DetectorSubject, Subject
 from paucal.wording import percent
 
@@ -133,10 +133,12 @@ class Candidate:
 
 def formats_to_fit(settings: ExportSettings, subject: Subject) -> list[str]:
     """Return the formats to choose among: those of --format, or all installed formats that support 8-bit files."""
-    default_formats = [name for name, entry in GRAPHS.items() if entry.quantise and entry.installed]
-    if isinstance(subject, DetectorSubject) or settings.with_preprocessing:
-        default_formats = [name for name in default_formats if GRAPHS[name].pixels is None]
-    formats = list(settings.format or default_formats or ["onnx"])
+    if settings.format is not None:
+        formats: list[str] = [*settings.format]
+    else:
+        any_size = isinstance(subject, DetectorSubject) or settings.with_preprocessing
+        entries = {name: entry for name, entry in GRAPHS.items() if entry.quantise and entry.installed}
+        formats = [name for name, entry in entries.items() if not any_size or entry.pixels is None] or ["onnx"]
     for name in formats:
         if name not in GRAPHS or not GRAPHS[name].runs_here:
             raise UserError(
@@ -163,7 +165,7 @@ def find_best_file(
             if student is None:
                 candidates += [candidate for _, files in student_files for candidate in files]
             else:
-                title, time = str(student), settings.time or TRAINING_TIME
+                title, time = str(student), settings.training_time
                 console.say(f"{title} is within the limits: distilling the run's model into this network for {time}")
                 trained_student = train_student(subject, student, time, work / STUDENT_FOLDER, console)
                 student_candidates = _write_files(trained_student, formats, settings, work / "files", console)

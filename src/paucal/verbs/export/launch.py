@@ -109,7 +109,7 @@ def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSetting
         console.say(f"{output} has the files of this export already: only the upload is repeated")
         console.say(f"uploaded to {push_folder(output, hub_files, settings.push)}")
         return Export(output, tuple(hub_files), {})
-    output = choose_output_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT_FOLDER)
+    output = choose_output_folder(settings.output, [settings.data], DEFAULT_FOLDER)
     paths, comparisons, refusals = _write_graphs(output, subject, graphs, settings, console)
     timm_files: list[Path] = []
     if {"safetensors", "hub"} & set(formats) and isinstance(subject, ClassifierSubject):
@@ -181,7 +181,7 @@ def _export_within_limits(
     """Write the best file within the limits and, if that file contains a smaller model, the smaller model's run."""
     formats = formats_to_fit(settings, subject)
     _choose_formats(replace(settings, format=formats), subject)  # only to raise errors for contradictory settings
-    output = choose_output_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT_FOLDER)
+    output = choose_output_folder(settings.output, [settings.data], DEFAULT_FOLDER)
     with TemporaryDirectory(prefix="paucal-export-") as work:
         best, comparison = find_best_file(subject, formats, limits, settings, Path(work), console)
         output.mkdir(parents=True, exist_ok=True)
@@ -195,16 +195,17 @@ def _export_within_limits(
 
 
 def _choose_formats(settings: ExportSettings, subject: Subject) -> Sequence[str]:
-    formats: Sequence[str] = tuple(dict.fromkeys(settings.format or ()))
+    if settings.format is not None:
+        formats: Sequence[str] = list(dict.fromkeys(settings.format))
+    else:
+        has_weights = subject.unit == ClassifierSubject.unit and not settings.mirror
+        default_formats = ("safetensors", "pt2", "onnx") if has_weights else ("pt2", "onnx")
+        formats = [name for name in default_formats if name not in GRAPHS or GRAPHS[name].installed or settings.int8]
     if settings.mirror and (weights := {"safetensors", "hub"} & set(formats)):
         raise UserError(
             f"--mirror averages within a graph, but --format {min(weights)} only stores weights: remove --mirror or "
             f"--format {min(weights)}."
         )
-    if not formats:
-        has_weights = subject.unit == ClassifierSubject.unit and not settings.mirror
-        default_formats = ("safetensors", "pt2", "onnx") if has_weights else ("pt2", "onnx")
-        formats = [name for name in default_formats if name not in GRAPHS or GRAPHS[name].installed or settings.int8]
     _check_settings(formats, settings)
     _check_subject(formats, settings, subject)
     for name in formats:

@@ -70,6 +70,11 @@ class LimitSettings:
     )
     time: str | None = option("training time of the smaller model (default: 15m)", None)
 
+    @property
+    def training_time(self) -> str:
+        """The training time of the smaller model: `--time`, or 15 minutes."""
+        return self.time or "15m"
+
 
 @dataclass(frozen=True)
 class ExportSettings(LimitSettings, ComparisonSettings, FileSettings):

@@ -62,10 +62,11 @@ class FramePredictor:
             ]
             return
         model = load_model(run, settings.device)
-        model = model if settings.precision is None else model.at_precision(EXPLICIT_CHOICES[settings.precision].dtype)
+        if settings.precision is not None:
+            model = model.at_precision(EXPLICIT_CHOICES[settings.precision].dtype)
         model = model.mirrored() if settings.mirror else model
         card, self.device, self.reading = model.card, str(model.device), model.card.preprocessing.reading
-        self.batch_size = settings.batch_size or _choose_batch_size(model, console)
+        self.batch_size = _choose_batch_size(model, settings.batch_size, console)
         if isinstance(card, RegressionCard):
             self.header = [*COLUMNS[1:], *(f"p_{grade}" for grade in (card.grades.values if card.grades else ()))]
             self._predict_frames = lambda images: [
@@ -92,8 +93,10 @@ class FramePredictor:
         return rows
 
 
-def _choose_batch_size(model: TrainedModel, console: Console) -> int:
-    """Time a few batch sizes, and return the smallest whose speed is at least 95 % of the highest speed."""
+def _choose_batch_size(model: TrainedModel, given: int | None, console: Console) -> int:
+    """Return `given` if it is not None, else the smallest batch size whose speed is at least 95 % of the highest."""
+    if given is not None:
+        return given
     height, width = model.card.preprocessing.image_size
     max_size, speeds = inference_batch_size((height, width), model.device.type), {}
     for size in (size for size in TIMED_BATCH_SIZES if size <= max_size):

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from paucal.data.classes import choose_classes
 from paucal.data.images import ImageSet
 from paucal.data.label_kinds import describe_labels
 from paucal.data.shards.folders import is_remote, upload_folder
@@ -131,9 +130,7 @@ def _write_shards(settings: ShardSettings, folder: Path, console: Console) -> Sh
 
 def _open_images(settings: ShardSettings) -> ImageSet:
     try:
-        if not settings.unlabelled:
-            return open_undecoded(settings)
-        images = open_undecoded(replace(settings, classes=None), labelled=False)
+        return open_undecoded(settings, labelled=not settings.unlabelled)
     except UserError:
         path = Path(settings.data).expanduser()
         contents = describe_labels(path) if path.exists() and not settings.unlabelled else {}
@@ -143,7 +140,6 @@ def _open_images(settings: ShardSettings) -> ImageSet:
             f"{settings.data} has {' and '.join(contents.values())}, but shards can only contain images with classes: "
             "--unlabelled writes images without labels, for paucal pretrain and paucal predict."
         ) from None
-    return images if settings.classes is None else choose_classes(images, settings.classes)
 
 
 def _require_disk_space(images: ImageSet, folder: Path) -> None:

@@ -28,6 +28,7 @@ from paucal.models.weights.store import MAX_LICENCE_BYTES, AddedWeights, find_ad
 from paucal.models.weights.table import APACHE
 from paucal.reading import expand_user_path, read_decoded
 from paucal.runner.console import Console, LoggedConsole
+from paucal.runner.outputs import output_path
 from paucal.runs.weights import read_untrusted
 from paucal.runs.writable import check_file_writable
 from paucal.settings.options import check_ranges
@@ -125,7 +126,7 @@ def pack(what: str, settings: WeightsSettings, console: Console) -> Path:
             f"the archive must contain the text of its licence, {weights.licence}: give a file with the text as "
             "--licence-text."
         )
-    path = expand_user_path(settings.output or f"{weights.name}{ARCHIVE_SUFFIX}")
+    path = output_path(settings.output, Path(f"{weights.name}{ARCHIVE_SUFFIX}"))
     if not path.name.endswith(".zip"):
         raise UserError(f"--output: {str(path)!r} must end in .zip: give another name.")
     check_file_writable(path)
@@ -166,7 +167,10 @@ def _check_file(path: Path, settings: WeightsSettings, console: Console) -> Chec
             raise UserError(f"--{name} is missing: give --{name} with a weights file, such as --{name} {example}.")
     model, licence = str(settings.model), check_licence(str(settings.model), str(settings.licence))
     text, preprocess = _licence_text(settings), _image_input(settings, model)
-    weights = StartWeights(read_untrusted(path), settings.source or f"the file {path.name}", model)
+    source = f"the file {path.name}"
+    if settings.source is not None:
+        source = settings.source
+    weights = StartWeights(read_untrusted(path), source, model)
     checked_weights = check_weights(weights, model, licence, text, preprocess)
     for line in checked_weights.report.lines()[1:]:
         console.say(line)
