@@ -20,14 +20,14 @@ from paucal.types import UserError
 
 
 def select_job(target: object) -> AnyJob:
-    """Return the job that trains for these targets: a regression job, or a classification job if `target` is None."""
+    """Return a regression job if there is a target column, or else a classification job."""
     return TrainingJob() if target is None else RegressionJob()
 
 
 def read_target(path: str) -> object:
-    """Return the `target` setting of a stopped run.
+    """Return the `target` setting of a stopped run; None for a classifier.
 
-    None for a classifier, or if the run cannot be read; a later step reports that error.
+    Also returns None if the run cannot be read, since a later step reports that error.
     """
     try:
         settings = StoredRun(path).read_settings() if is_remote(path) else open_run(path).settings

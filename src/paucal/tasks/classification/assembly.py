@@ -89,7 +89,7 @@ class _SettingsAndImages:
         origins: Origin of each setting that was given, or that was chosen together with the pretrained weights.
         reasons: Reason for each setting that a rule has chosen.
         data: Decoded images and their split.
-        facts: Facts from which the rules have chosen settings.
+        facts: Properties of the data, the machine and the initial weights, from which the rules have chosen settings.
         weights_source: Source of the initial weights.
         choice: Automatic choice of pretrained weights; has no candidates if the weights were given.
     """
@@ -116,8 +116,8 @@ def assemble(
         settings: Settings of the user, or the stored settings of `run`.
         origins: Origin of each setting that was given, such as "flag" or "config".
         bars: Function that opens a progress bar with a title.
-        run: Folder of the run once it exists, in auto-tuning as well as after a stop; None before the folder is
-            created. With a folder, the stored split, preprocessing and record are used.
+        run: Folder of the run, if it exists, as in auto-tuning and when a run is resumed; None before the folder is
+            created. The split, the preprocessing and the auto-tuning record that the folder contains are used.
         opened: Images of the run if an earlier call has opened them; None to open them.
     """
     chosen = _settle_settings_and_images(settings, origins, bars, run, opened)
@@ -185,7 +185,7 @@ def _settle_settings_and_images(
 def _adapt_objective(
     chosen: _SettingsAndImages, objective: Objective, spec: BackboneSpec, bars: Bars, run: RunFolder | None
 ) -> tuple[_SettingsAndImages, ModelCard]:
-    """Adapt the objective to the labels of the images; return the inputs with label maps, if needed, and the card."""
+    """Adapt the objective to the labels of the images; return `chosen` with any label maps, and the `ModelCard`."""
     settings, data, images, source = chosen.settings, chosen.data, chosen.data.images, chosen.weights_source
     set_label_mode(settings, data, objective)
     if objective.data_request.label_maps:
@@ -237,7 +237,7 @@ def _list_remarks(
 def _needs_test_split(
     settings: TrainSettings, data: SplitImages, tune_record: TuneRecord | None, objective: Objective
 ) -> bool:
-    """Return whether a small set needs a test split, because the run fits no linear probe to be cross-validated."""
+    """Return whether a small set needs a test split, because there is no linear probe to cross-validate."""
     if len(data.part("test")) or not too_few_for_test(settings, data.images):
         return False
     return tune_record is None or not tune_record.candidates or linear_classifier(objective.deployable()) is None
@@ -328,7 +328,7 @@ def _may_choose_start(settings: TrainSettings, origins: Mapping[str, str]) -> bo
 def _choose_start(
     settings: TrainSettings, origins: Mapping[str, str], data: SplitImages
 ) -> tuple[TrainSettings, dict[str, str], WeightsChoice]:
-    """Choose the pretrained weights; also choose the supervised method, if the user gave no other method's settings."""
+    """Choose the pretrained weights, and the supervised method unless the user gave a method or a method's settings."""
     settings, origins, choice = choose_start(settings, origins, data.facts().median_side)
     settings_without_effect = unused_by(replace(settings, method=TUNING_METHOD)) & set(origins)
     may_change_method = "method" not in origins and not settings_without_effect

@@ -12,7 +12,7 @@ from paucal.types import UserError
 
 
 def balanced_weights(counts: NDArray[np.int64]) -> Tensor:
-    """Return (K,) class weights that give all classes the same total weight, with mean 1 over the images.
+    """Return (K,) class weights that give all classes the same total weight; the mean weight of the images is 1.
 
     A class with n of the N images gets the weight N / (K' n), where K' is the number of classes with images, as in
     scikit-learn's "balanced" (King and Zeng 2001, "Logistic regression in rare events data"). A class without images

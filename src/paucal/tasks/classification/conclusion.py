@@ -50,8 +50,8 @@ class Result(EvaluatedRun):
     """The result of a finished training run.
 
     `metrics` has "top1", "loss" and further scores; "map" instead of "top1" if images have several labels.
-    `report` has the test scores with confidence intervals, overall and per class, and for single labels the confusion
-    matrix.
+    `report` has the test scores with confidence intervals, overall and per class, and also the confusion matrix if each
+    image has a single label.
     """
 
     report: Report
@@ -76,7 +76,7 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
     if not len(setup.data.part("test")) and (run.path / HELD_OUT_FILE).is_file():
         report = record_cross_validated(run, setup)
         return _write_and_print(run, setup, outcome, FinalEvaluation(report, finish, None), console)
-    wait_for_all()  # rank 0 writes the model file
+    wait_for_all()  # until rank 0 has written the model file
     # Load the stored model, so that exactly the deployed model is evaluated.
     uncalibrated = predict_split(load_trained(run, setup.settings.device), setup, "test", console.progress("testing"))
     uncalibrated = uncalibrated.in_groups(setup.data.split.groups)
@@ -100,7 +100,7 @@ def _write_and_print(
     lines, files = result_lines(run, setup, outcome, evaluation), f"{'metrics.csv, ' if outcome.rows else ''}plots/"
     content["next_steps"] = steps
     publish_results(run, console, content, write_report, lines, files, steps, report_table(evaluation.report))
-    remove_intermediate_files(run, setup)  # a run that is killed before this line needs them again
+    remove_intermediate_files(run, setup)  # last, since a run that is killed before needs these files again
     return Result(run.path, evaluation.report, outcome.seconds)
 
 
@@ -137,7 +137,7 @@ def _train_labels(setup: TrainingSetup) -> torch.Tensor:
 
 
 def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation) -> dict[str, Any]:
-    """Return the content of `summary.json`, which the report page shows, except for the next steps."""
+    """Return the content of `summary.json` without the next steps; the report page shows this content."""
     data, card, finish = setup.data, setup.card, evaluation.finish
     per_class = {
         part: dict(zip(card.classes, data.images.class_counts(data.part(part)).tolist(), strict=True))
@@ -190,7 +190,7 @@ def result_lines(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluat
 
 
 def kept_text(run: RunFolder, setup: TrainingSetup, outcome: Outcome, finish: Finish) -> str:
-    """Return a text on which model was kept and why; it gives the model's image size if tuning used another size."""
+    """Return a text on which model was kept and why, with the image size of the model if tuning used another size."""
     text = describe_kept_model(setup.tune_record, outcome, finish, setup.is_selected)
     height, width = read_card(run).backbone.image_size
     is_tuned_size = (height, width) == setup.card.backbone.image_size
@@ -203,7 +203,7 @@ def read_curve_sentence(run: RunFolder) -> str | None:
 
 
 def calibration_line(fit: Calibration) -> str:
-    """Return a line on the calibration error before and after temperature scaling, or the reason for no scaling."""
+    """Return a line on the calibration error before and after temperature scaling, or why there is no scaling."""
     (before, after), images = fit.error, counted(fit.images, "validation image")
     if fit.temperature == 1.0:
         too_few = f"{'is' if fit.images == 1 else 'are'} too few to fit a temperature"

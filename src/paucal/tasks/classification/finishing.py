@@ -79,13 +79,13 @@ def make_validation(setup: TrainingSetup) -> Validation:
 def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Console) -> Finish:
     """Average the weights of epochs, refit the head, calibrate the model, and store the improved model.
 
-    An average or a refitted head is kept only if it is better on the validation images. The validation images are
-    divided among all processes. Every process returns the result; only rank 0 writes files. A run that is killed during
-    this step repeats the step when the run is resumed.
+    Averaged weights or a refitted head are kept only if they are better on the validation images. The validation images
+    are divided among all processes. Every process returns the result; only rank 0 writes files. A run that is killed
+    during this step repeats the step when the run is resumed.
     """
     if not len(setup.data.part("val")):
         return Finish()
-    wait_for_all()  # rank 0 writes the files
+    wait_for_all()  # until rank 0 has written the files
     validation = make_validation(setup)
     finish, epoch_store = Finish(), kept_epochs(run, validation)
     if epoch_store is not None and outcome.rows:
@@ -103,7 +103,7 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
     temperature = fit_temperature(predictions.logits, predictions.labels)
     _replace_model(run, model, model.card.at_temperature(temperature))
     mirrored = ""
-    if setup.settings.hflip:  # False if a mirror image may belong to another class
+    if setup.settings.hflip:  # `hflip` is False if a mirror image may belong to another class
         logits = _predict_validation(model.mirrored(), setup, console).logits
         mirrored = mirror_sentence(predictions.logits / temperature, logits / temperature, predictions.labels)
     return replace(finish, temperature=temperature, images=len(predictions), mirrored=mirrored)
@@ -134,7 +134,7 @@ def mirror_sentence(plain: Tensor, mirrored: Tensor, labels: Tensor) -> str:
 
 
 def _replace_model(run: RunFolder, model: TrainedModel, card: ModelCard) -> None:
-    wait_for_all()  # all processes have loaded the model before it is replaced
+    wait_for_all()  # until all processes have loaded the old model
     if rank() == 0:
         save_trained(run, model.module, card)
 

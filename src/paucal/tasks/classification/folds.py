@@ -24,7 +24,7 @@ from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 
 RECORD_FILE = "folds.json"
-# Settings that may differ between the runs of a cross-validation.
+# Settings that may differ between the runs of a cross-validation, or when a stopped cross-validation is continued.
 FOLD_SETTINGS = ("folds", "fold", "output", "overwrite", "time_limit", "hang_after")
 
 

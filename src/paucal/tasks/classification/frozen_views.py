@@ -1,8 +1,8 @@
 """Train only the last stages of a network, on stored activations of its frozen stages (`--frozen-views`).
 
 View v of an image is the image as augmented in epoch v. The activations of the first few views are computed once, and
-later epochs cycle through these views. The activations are in a memory-mapped file, which is removed when the process
-ends. A resumed run computes the activations again in the same batches, and so gets the same values.
+the epochs of training cycle through these views. The activations are in a memory-mapped file, which is removed when the
+process ends. A resumed run computes the activations again in the same batches, and so gets the same values.
 """
 
 import os
@@ -49,7 +49,7 @@ class FrozenViews:
     """Activations of the frozen stages for V views of each of the N training images.
 
     Attributes:
-        stages: The frozen stages, from whose output the network can resume.
+        stages: The frozen stages; the network can continue from their stored outputs.
         activations: (V * N, ...) activations, ordered by view, then by image.
         rows: (M,) position of each image of the data set among the N training images; -1 for an image outside the
             training split.
@@ -130,9 +130,9 @@ def compute_views(
 ) -> Iterator[FrozenViews]:
     """Compute the activations of `settings.frozen_views` views of some images, for use within the block.
 
-    The memory-mapped file is in `folder`. `images` are the (N,) indices of the images in the data set. The objective is
-    moved to the run's device. `advance` is called with the number of finished activations and the number of all
-    activations, one per image and view.
+    The activations are stored in a memory-mapped file in `folder`. `images` are the (N,) indices of the images in the
+    data set. The objective is moved to the run's device. `advance` is called with the number of finished activations
+    and the number of all activations, one per image and view.
     """
     n_views = settings.frozen_views
     rows = np.full(len(data.images), -1, dtype=np.int64)

@@ -24,7 +24,8 @@ FINDINGS_FILE = "check.json"
 def too_few_for_test(settings: TrainSettings, images: ImageSet) -> bool:
     """Return whether there are so few images that all are used for training and the test score is cross-validated.
 
-    False if a setting defines or needs a test split.
+    Always False if a setting defines or needs a test split, if validation or test images are declared, or if the images
+    are streamed or may have several labels.
     """
     split_settings = (settings.split, settings.fold, settings.group_by, settings.val_fraction, settings.test_fraction)
     return (
@@ -40,7 +41,7 @@ def too_few_for_test(settings: TrainSettings, images: ImageSet) -> bool:
 def split_images(settings: TrainSettings, images: ImageSet, keep_test: bool = False) -> SplitImages:
     """Split the images into train, val and test; `--fraction` and `--few-labels` reduce the training images.
 
-    If `keep_test`, there is a test split even if `too_few_for_test` is true of the images.
+    With `keep_test`, a test split is made even if `too_few_for_test` is true of the images.
     """
     fractions = settings.given_fractions
     if settings.split is not None:
@@ -72,7 +73,7 @@ def quick_check(data: SplitImages, seconds: float = MAX_READING_SECONDS) -> list
     images = data.images
     checked_set = CheckedSet(images, data.split.parts, len(set(images.declared)) > 1)
     digests = None if images.stream is not None else _file_digests(images, seconds)
-    # The run itself prints the notes of the image source.
+    # Leave out the notes of the image source, which the run prints itself.
     findings = [finding for finding in label_findings(checked_set) if finding.name != "source"]
     if digests is None:
         text = f"{len(images)} images were not compared with each other, since that would have taken over {seconds:g} s"

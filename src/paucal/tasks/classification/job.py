@@ -54,7 +54,7 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
                 "--folds trains several models: in Python, call paucal.cross_validate, or train on a single fold with "
                 "--fold 1/5."
             )
-        terms_of(settings)  # reports an unknown name before the recipe replaces it
+        terms_of(settings)  # refuses an unknown method or loss before the recipe is applied
         settings, origins = with_recipe(settings, origins)
         check_used(settings, origins)
         check_ranges(settings)
@@ -74,7 +74,7 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         return assemble(settings, origins, bars, run)
 
     def describe_model(self, setup: TrainingSetup) -> str:
-        """Return the model and its method, as one line."""
+        """Return one line that describes the model and the method."""
         return f"{setup.describe()}; method: {setup.settings.method}"
 
     def needs_preliminary_steps(self, setup: TrainingSetup) -> bool:
@@ -84,8 +84,8 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
     def make_preliminary_steps(self, run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
         """Auto-tune the run.
 
-        Fit a probe and train short trials if the run has pretrained weights; choose the number of epochs; store both in
-        the run folder. Return False if a signal stopped a trial.
+        If the run has pretrained weights, fit a probe and run short trials. Then choose the number of epochs. All
+        results are stored in the run folder. Returns False if a signal stopped a trial.
         """
         with memory_advice(setup.plan):
             return auto_tune(run, setup, console)

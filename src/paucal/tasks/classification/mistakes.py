@@ -66,7 +66,7 @@ def _draw_figure(mistakes: list[Mistake], predictions: Predictions, images: Imag
 
 
 def _attribution_maps(model: TrainedModel, batch: Tensor, targets: list[Tensor]) -> tuple[str, list[Tensor]]:
-    """Return the name of the best method that supports the model, and its (N, H, W) maps for each (N,) targets."""
+    """Return the name of the best method that supports the model, and (N, H, W) maps for each tensor of N classes."""
     problem = None
     for method in ranked_methods(model.module):
         if method in CAPTUM_METHODS:  # needs an optional package, and is slower

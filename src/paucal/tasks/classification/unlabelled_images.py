@@ -44,7 +44,7 @@ def open_unlabelled(settings: TrainSettings) -> ImageSet:
 
 
 def read_unlabelled(settings: TrainSettings, data: SplitImages, max_images: int, console: Console) -> ImageSet:
-    """Decode at most `max_images` unlabelled images, without copies of each other or of the run's images."""
+    """Decode at most `max_images` unlabelled images; leave out copies of each other and of the run's images."""
     images, max_images = open_unlabelled(settings), min(max_images, MAX_IMAGES)
     if len(images) > max_images:
         console.say(f"note: {max_images} of the {len(images)} images without labels are used")

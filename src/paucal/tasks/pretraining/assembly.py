@@ -68,7 +68,7 @@ class PretrainingSetup(RunSetup[PretrainSettings]):
 def assemble(
     settings: PretrainSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
 ) -> PretrainingSetup:
-    """Open the images, choose the settings without an origin and build the objective; no file is written."""
+    """Open the images, choose the settings that were not given and build the objective; no file is written."""
     weights_source = find_start(settings, run)
     data, facts, settings, reasons = _open_and_resolve(settings, bars, run, weights_source)
     images = data.images
@@ -146,8 +146,8 @@ def _run_preprocessing(
 ) -> Preprocessing:
     """Return the preprocessing stored in the run; for a new run, build it from the settings.
 
-    `weights_input` is the input that the pretrained weights expect; only the mean and the standard deviation are used.
-    The crop ratio and the interpolation are always EsViT's, since the run trains on EsViT's crops.
+    `weights_input` is the input that the pretrained weights expect; only its mean and standard deviation are used. The
+    crop ratio and the interpolation are always EsViT's, since the run trains on EsViT's crops.
     """
     stored = stored_preprocessing(run)
     if stored is not None:
@@ -163,7 +163,7 @@ def _run_preprocessing(
 def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) -> ImageSet:
     """Open the images of `--data` without labels and without reading pixels; folders are searched to any depth.
 
-    Images in the test lists of a folder are declared as test images.
+    Images that are named in a folder's lists of test images are declared as test images.
     """
     root = settings.data_root
     images = open_images(
@@ -223,7 +223,7 @@ def _check_images(settings: PretrainSettings, n_train: int, min_images: int) -> 
 
 
 def with_esvit_padding(settings: PretrainSettings) -> tuple[PretrainSettings, list[str]]:
-    """Return settings that build a Swin as EsViT does, and a note; other models are returned unchanged.
+    """Return settings that build a Swin as EsViT does, and a note; settings of other models are returned unchanged.
 
     EsViT pads the feature map before shifting the windows; crops of 96 pixels need this padding. The weights have
     timm's names and shapes, so timm's Swin can load them.

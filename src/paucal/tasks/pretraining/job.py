@@ -1,4 +1,4 @@
-"""`paucal pretrain`: the task-specific steps of a run, and the function for Python."""
+"""`paucal pretrain`: the steps of a run that are specific to pre-training, and the Python function `pretrain`."""
 
 import math
 import os
@@ -62,7 +62,7 @@ class PretrainResult(FinishedRun):
 
 
 def summary(setup: PretrainingSetup, outcome: Outcome, stage_watch: StageWatch) -> dict[str, Any]:
-    """Return the content of `summary.json`, which the report page shows, except for the next steps."""
+    """Return the content of `summary.json` without the next steps; the report page shows this content."""
     settings, data, verdict = setup.settings, setup.data, stage_watch.watcher.verdict
     # None if the run has no monitor; NaN if features were not finite.
     knn_accuracy = outcome.rows[-1].get(KNN_SCORE)
@@ -88,7 +88,7 @@ def summary(setup: PretrainingSetup, outcome: Outcome, stage_watch: StageWatch) 
 
 
 def result_lines(setup: PretrainingSetup, outcome: Outcome, verdict: Verdict | None) -> list[str]:
-    """Return lines with the trained model and its health."""
+    """Return lines that describe the trained model and its health."""
     last, monitor = outcome.rows[-1], setup.settings.monitor
     neighbours = f"; nearest neighbours {percent(last[KNN_SCORE])} on {monitor}" if KNN_SCORE in last else ""
     return [
@@ -123,7 +123,7 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
     def assemble(
         self, settings: PretrainSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
     ) -> PretrainingSetup:
-        """Open the images, choose the settings without an origin, and build the objective of the run's stage."""
+        """Open the images, choose the settings that were not given, and build the objective of the run's stage."""
         setup = assemble(settings, origins, bars, run)
         # Only the first process rewrites the checkpoint; the other processes do not have the path of the run yet.
         if run is not None and is_first() and lacks_parameters(run, setup.objective):
@@ -147,7 +147,7 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
         return step_loader(dataset, data, settings, setup.plan, first_pass)
 
     def optimization(self, setup: PretrainingSetup) -> Optimization:
-        """Return the settings of the optimizer and its learning-rate schedule; the objective has other schedules."""
+        """Return the settings of the optimizer and its learning-rate schedule; the objective keeps other schedules."""
         settings, plan, method = setup.settings, setup.plan, method_of(setup.settings)
         warmup = round(settings.warmup_epochs * plan.steps_per_epoch)
         schedule = WarmupThenCosine(settings.lr, plan.total_steps, warmup, settings.min_lr)

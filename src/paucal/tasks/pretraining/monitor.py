@@ -70,7 +70,7 @@ def knn_monitor(
         workers=workers,
         device=device,
     )
-    feature_models: list[_PooledFeatures] = []  # a single entry, for the model of the last call; empty at first
+    feature_models: list[_PooledFeatures] = []  # holds only the model of the last call; empty before the first call
 
     def score(model: nn.Module, device: torch.device) -> Mapping[str, float]:
         if not feature_models or feature_models[0].backbone.model is not model:
@@ -106,7 +106,7 @@ def _open_monitor_images(
     except UserError as problem:
         raise UserError(f"--monitor: {problem}") from problem
     with _explain_missing_labels():
-        # The monitor selects nothing, so no validation images are split off; these images serve as neighbours instead.
+        # The monitor selects no model, so no validation images are split off, and more images can serve as neighbours.
         data = evaluation_data(images, make_split(images, seed, val_fraction=0.0))
     queries = balanced_sample(data.labels, data.parts["test"], max(1, max_images // QUERY_EVERY), seed)
     return images, balanced_sample(data.labels, data.parts["train"], max_images - len(queries), seed), queries

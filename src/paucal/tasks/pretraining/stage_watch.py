@@ -100,7 +100,8 @@ class CollapseWatcher:
 class StageWatch(EpochListener[PretrainingSetup]):
     """Watches a stage of a run, and ends the stage at its last epoch.
 
-    The run is stopped earlier if the networks collapse, or if training makes trained weights worse.
+    The run is stopped earlier if training makes pretrained weights worse, or if the networks collapse (except with
+    `--on-collapse warn`).
     """
 
     scores_start = True
@@ -119,7 +120,7 @@ class StageWatch(EpochListener[PretrainingSetup]):
         self._stage_ends = False
         # The monitor's scores at the start of the run and after the newest epoch.
         self._scores: tuple[float | None, float | None] = None, None
-        self._worse_epochs = 0  # number of newest epochs in a row that score below the initial weights
+        self._worse_epochs = 0  # number of epochs in a row, up to the newest, that score below the initial weights
         # Read the rows from the checkpoint, since `metrics.csv` may have later epochs, which will be repeated.
         for row in checkpoint_rows(run.last):
             self.watcher.assess(row, silent=True)
@@ -183,7 +184,7 @@ class StageWatch(EpochListener[PretrainingSetup]):
         return [f"stopped because of {self._verdict.sentence}", self._verdict.advice]
 
     def _count_worse(self, row: Mapping[str, float]) -> float | None:
-        """Update the number of epochs in a row that score below the initial weights, if these are trained weights.
+        """Update the number of epochs in a row that score below the initial weights, if these were trained.
 
         Returns the score of the initial weights; None if there is no such score.
         """
@@ -219,15 +220,15 @@ class StageWatch(EpochListener[PretrainingSetup]):
 def expects_healthy_start(setup: PretrainingSetup) -> bool:
     """Return whether the run is expected to be healthy from its first step.
 
-    This holds if the run starts from sufficiently trained weights, and if the method's health metrics do not depend on
-    new heads.
+    True if the run starts from sufficiently trained weights, and if the method's health metrics do not depend on new
+    heads.
     """
     report = setup.load_report
     return report is not None and not report.undertrained and method_of(setup.settings).settled_start
 
 
 def health_scale(setup: PretrainingSetup) -> HealthScale:
-    """Return the sizes of the run from which the limits of healthy metrics are computed."""
+    """Return the feature dimension, batch size and grace period that set the limits of healthy metrics."""
     settings, plan = setup.settings, setup.plan
     warmup = round(settings.warmup_epochs * plan.steps_per_epoch)
     dim = setup.objective.backbones()[0].dim

@@ -46,7 +46,7 @@ def add_parameters(run: RunFolder, objective: Objective) -> None:
 
 
 def _renumber(optimizer_state: dict[str, Any], objective: Objective) -> dict[str, Any]:
-    """Return the optimizer state with its moments numbered as in the parameter groups of an objective."""
+    """Return the optimizer state with its parameters renumbered to match the parameter groups of an objective."""
     numbers = [number for group in optimizer_state["param_groups"] for number in group["params"]]
     names = [name for group in optimizer_state["param_groups"] for name in group["names"]]
     moments = {

@@ -47,10 +47,11 @@ def evaluate_regression(
     progress: Any,
     groups: NDArray[np.int64] | None = None,
 ) -> tuple[RegressionReport, IntervalPredictions]:
-    """Return the scores of a regression model on the images at `part` of a data set, and their predictions.
+    """Return the scores of a regression model on some images of a data set, and the predictions for these images.
 
-    `loader` reads these images in order, and `truth` are their (N,) target values. `groups` has the group of each image
-    of the data set; None if images are independent. `progress` is called with the numbers of done and of all images.
+    `part` are the indices of these images, `loader` reads the images in this order, and `truth` are their (N,) target
+    values. `groups` has the group of each image of the data set, or is None if images are independent. `progress` is
+    called with the number of finished images and the number of all images.
     """
     card = card_of(model)
     predictions = card.read(predict_in_order(model.module, loader, part, model.device, progress)[:, 0].double().numpy())
@@ -73,7 +74,8 @@ def write_scores(
 ) -> None:
     """Write `metrics.json`, `predictions.csv` and the plot of predicted against true values.
 
-    `numbers` has the predicted value and the prediction interval of each image of `part`.
+    `part` are the indices of the evaluated images, and `numbers` has the predicted value and the prediction interval of
+    each of these images.
     """
     folder.mkdir(parents=True, exist_ok=True)
     plots.mkdir(parents=True, exist_ok=True)
@@ -87,7 +89,7 @@ def write_scores(
         for index, *values in zip(part, truth, *numbers, strict=True)
     ]
     write_text(folder / "predictions.csv", csv_text(["key", "target", "predicted", "low", "high"], *rows))
-    # The intervals of grades differ in width, so the figure gets no band.
+    # Prediction intervals of grades differ in width, so no band of a constant width is drawn.
     band_half_width = np.inf if "kappa" in report.scores else half_width
     save_figure(plots / "predicted.png", predicted_figure(truth, numbers.predicted, band_half_width))
 
@@ -116,7 +118,7 @@ def predicted_figure(truth: Array, predicted: Array, half_width: float) -> Figur
 
 
 def format_regression_score(score: Score, name: str) -> tuple[str, str]:
-    """Return the text of the score called `name` and the text of its interval; the latter is "" without an interval."""
+    """Return the score called `name` and its interval as texts; the second text is "" if the score has no interval."""
     format_value = percent if name in ("coverage", "exact") else "{:.3g}".format
     if not np.isfinite(score.value):  # R² of images that all have the same target value
         return UNDEFINED, ""
@@ -126,12 +128,12 @@ def format_regression_score(score: Score, name: str) -> tuple[str, str]:
 
 
 def interval_words(interval: str, report: RegressionReport) -> str:
-    """Return a text with the 95 % interval, unless the interval is empty, and the number of images."""
+    """Return a text with the number of images, after the 95 % interval if `interval` is not empty."""
     return (f"95 % interval {interval}, " if interval else "") + images_text(report.images, report.groups)
 
 
 def report_table(report: RegressionReport) -> Table:
-    """Return the scores as a table for the terminal, with the MAE of always predicting the mean below the model's."""
+    """Return the scores as a terminal table, with a row for always predicting the mean below the model's MAE."""
     scores = report.scores.items()
     lines = [Line(TITLES[name][0], *format_regression_score(score, name), TITLES[name][1]) for name, score in scores]
     baseline = f"MAE of always predicting {report.mean:.4g}"

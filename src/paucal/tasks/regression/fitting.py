@@ -1,4 +1,4 @@
-"""Ridge regression on frozen features with cross-validated errors, and an ordinal model on top for grades."""
+"""Ridge regression on frozen features, with cross-validated errors; for grades, an ordinal model of its outputs."""
 
 from dataclasses import dataclass
 
@@ -13,15 +13,15 @@ from paucal.models.regression import INTERVAL_LEVEL, Grades
 
 PENALTIES = (100.0, 1000.0, 10_000.0, 100_000.0)  # L2 penalties on standardised features and targets
 MAX_FOLDS = 10
-# Weight of the penalty on the squared logarithms of the slope and of the gaps between the cuts that separate grades. If
-# no image has some grade, the penalty keeps the two cuts around this grade apart.
+# Weight of the penalty on the squared logarithms of the slope and of the gaps between the thresholds ("cuts") that
+# separate grades. If a grade has no images, the penalty keeps the two cuts around this grade apart.
 GRADES_PENALTY = 1e-3
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class FittedRidge:
-    """A linear function of raw features, which are not standardised, with its cross-validated errors.
+    """A linear function of raw (not standardised) features, with its cross-validated errors.
 
     Attributes:
         weight: (D,) weights.
@@ -44,8 +44,8 @@ class FittedRidge:
 def fit_ridge(features: Array, targets: Array, seed: int = 0) -> FittedRidge:
     """Fit (N,) targets to (N, D) features, with the penalty that has the lowest squared error on held-out folds.
 
-    The held-out errors of this penalty are also used for the prediction intervals. A choice among only four penalties
-    hardly biases these errors; they are slightly too large, since each fit sees only nine tenths of the images.
+    The held-out errors of this penalty are also used for the prediction intervals. The choice among only four penalties
+    hardly biases these errors. The errors are slightly too large, since each fit uses only nine tenths of the images.
     """
     folds = list(KFold(min(MAX_FOLDS, len(targets)), shuffle=True, random_state=seed).split(features))
     residuals = {}
@@ -62,8 +62,8 @@ def fit_ridge(features: Array, targets: Array, seed: int = 0) -> FittedRidge:
 def _fit_weights(features: Array, targets: Array, strength: float) -> tuple[Array, float]:
     """Fit (N,) targets to (N, D) raw features; return (D,) weights and a bias.
 
-    Features that hardly vary are not scaled up to unit deviation. Otherwise a feature that is zero in almost all images
-    would spoil the prediction for the next image in which it is not zero.
+    Features that hardly vary are not scaled up to unit deviation. If they were, a feature that is zero in almost all
+    training images would spoil the prediction for a new image in which it is not zero.
     """
     mean, deviation = features.mean(0), features.std(0)
     deviation = np.maximum(deviation, np.median(deviation))
@@ -80,12 +80,12 @@ def fit_grades(outputs: Array, truth: Array, lowest: int, highest: int) -> tuple
     Args:
         outputs: (N,) outputs of the regression, each from a fit that did not include the image.
         truth: (N,) true grades, whole numbers.
-        lowest: First grade.
-        highest: Last grade.
+        lowest: Lowest grade.
+        highest: Highest grade.
     """
     rows, index = np.arange(len(truth)), (truth - lowest).astype(np.int64)
 
-    # The values are the logarithm of the slope, the first cut, and the logarithms of the gaps between cuts.
+    # `values` holds the logarithm of the slope, the first cut, and the logarithms of the gaps between cuts.
     def unpack(values: Array) -> Grades:
         cuts = values[1] + np.concatenate([[0.0], np.cumsum(np.exp(values[2:]))])
         return Grades(lowest, tuple(cuts.tolist()), float(np.exp(values[0])))

@@ -65,7 +65,7 @@ def describe_targets(targets: NDArray[np.float64]) -> str:
 def grades_note(targets: NDArray[np.float64], column: str) -> Sequence[str]:
     """Return a note, in a list, if the targets are a few consecutive whole numbers; an empty list otherwise.
 
-    Such targets may better be learned as grades or as classes.
+    The note suggests learning such targets as grades or as classes.
     """
     values = np.unique(targets)
     if not are_grades(targets) or np.ptp(values) != len(values) - 1:
@@ -94,7 +94,7 @@ def require_grades(targets: NDArray[np.float64], column: str) -> None:
 def split_images_with_targets(settings: TrainSettings, images: ImageSet, run: RunFolder | None) -> Split:
     """Return the split stored in `run`, the split of `--split`, or else a new split without validation images.
 
-    Cross-validation on the training images replaces the validation images.
+    Validation images are not needed, since errors are estimated by cross-validation on the training images.
     """
     if run is not None:
         return stored_split(run, images)
@@ -123,7 +123,7 @@ def _parse_number(cell: str, column: str, key: str) -> float:
 
 @dataclass(frozen=True)
 class RegressionSetup(RunSetup[TrainSettings]):
-    """All that a regression needs, assembled before any file is written."""
+    """The checked inputs of a regression run, before any file is written."""
 
     data: ImagesWithTargets
     card: RegressionCard

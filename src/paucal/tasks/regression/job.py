@@ -82,7 +82,7 @@ SUPPORTED_SETTINGS = (
 class RegressionResult(EvaluatedRun):
     """A finished run of `paucal train --target`; its `report` has the test scores with intervals.
 
-    Its `metrics` are "mae", "rmse", "r2" and "coverage"; with `ordinal` also "exact" and "kappa". The columns of its
+    The `metrics` are "mae", "rmse", "r2" and "coverage"; with `ordinal` also "exact" and "kappa". The columns of
     `predictions` are key, target, predicted, low and high.
     """
 
@@ -100,7 +100,8 @@ def _fit_best(
     """Fit a ridge regression; return the network with the fitted weights, the fit, and whether the fit uses stage maps.
 
     The first columns of the (N, D) features are the inputs of the network's classifier. If the network has feature
-    maps, pooled maps of the last stages follow, and cross-validation decides whether the regression uses the maps.
+    maps, the other columns are pooled maps of the last stages; cross-validation decides whether the regression uses
+    these columns.
     """
     classifier = linear_classifier(network)
     assert classifier is not None
@@ -175,7 +176,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         data = ImagesWithTargets(images, split_images_with_targets(settings, images, run), targets=targets)
         remarks: list[str] = []
         if run is None and may_choose_start(settings, origins):
-            # A regression needs pretrained weights even for tiny images, which are enlarged to the size of the weights.
+            # A regression needs pretrained weights even for tiny images, which are enlarged to the weights' image size.
             settings, origins, choice = choose_start(settings, origins, max(data.facts().median_side, MIN_SIDE))
             remarks = [choice.remark] if choice.remark else []
         weights_source = find_start(settings, run)

@@ -15,7 +15,7 @@ from paucal.types import Batch, LossTerms, Progress
 
 
 class FrozenNetwork(Objective):
-    """A frozen network whose classifier, with one output, gets the weights of the fitted regression."""
+    """A frozen network whose one-output linear classifier receives the weights of the fitted regression."""
 
     def __init__(self, backbone: FeatureBackbone) -> None:
         super().__init__()
@@ -44,6 +44,6 @@ def load_regressor(run: str | os.PathLike[str] | RunFolder, device: torch.device
 
 
 def card_of(model: TrainedModel) -> RegressionCard:
-    """Return the card of a regression model."""
+    """Return the stored description (`RegressionCard`) of a regression model."""
     assert isinstance(model.card, RegressionCard)
     return model.card

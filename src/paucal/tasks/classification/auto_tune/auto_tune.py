@@ -26,8 +26,9 @@ from paucal.training import TimePlan
 from paucal.types import UserError
 from paucal.wording import counted, format_duration
 
-# Maximum number of epochs from pretrained weights, and length of the cosine schedule in epochs. A longer run continues
-# at a constant learning rate after the cosine, so that the beginning of a long run is the same as a shorter run.
+# For runs from pretrained weights: the maximum number of epochs, and the length of the cosine schedule in epochs. A
+# longer run continues at a constant learning rate after the cosine, so that long runs of different lengths begin in the
+# same way.
 MAX_EPOCHS, COSINE_EPOCHS = 60, 20
 CONSTANT_RATE = 0.1  # learning rate after the cosine, as a fraction of the peak rate
 WARMUP_FRACTION = 0.1  # length of the warm-up, as a fraction of COSINE_EPOCHS

@@ -36,11 +36,11 @@ from paucal.tasks.classification.auto_tune.stored_heads import PROBE_FILE, save_
 from paucal.tasks.classification.auto_tune.taught_head import learn_from_teacher
 from paucal.wording import counted, format_duration
 
-# Maximum fraction of the time budget for computing the features of the training images, in a run that is fine-tuned
-# afterwards and in a run that keeps the probe. With a PROBE_FRACTION of 0.2, tuning on 3,068 and 4,502 images had a
+# Maximum fractions of the time budget for computing the features of the training images: in a run that is fine-tuned
+# afterwards, and in a run that keeps the probe. With a PROBE_FRACTION of 0.2, tuning on 3,068 and 4,502 images had a
 # third less time, and the accuracy of four runs of five minutes was 0.5 points lower.
 PROBE_FRACTION, PROBE_ONLY_FRACTION = 0.1, 0.5
-MIN_EPOCHS_AFTER = 3  # number of epochs of tuning for which the chosen candidate must leave time
+MIN_EPOCHS_AFTER = 3  # the chosen candidate must leave time for this number of epochs of tuning
 # Key in the record of a run for each stored field of `PrecisionChoice`.
 PRECISION_KEYS = {"speed": "arithmetic_speed", "measured": "arithmetic_measured"}
 TRAINING_COST = 2.0  # cost of training on an image, in forward passes
@@ -63,8 +63,8 @@ def frozen_features(
     """Return (N, D) float32 features on the CPU: the inputs of a network's linear classifier.
 
     The network is moved to the run's device. `indices` are (N,) indices in the data set; `progress` is called with the
-    numbers of finished and of all images. With `staged`, the pooled feature maps of the last stages are appended, see
-    `StageClassifierInputs`. Without `autocast`, a dtype, features are computed in float32.
+    number of finished images and the number of all images. With `staged`, the pooled feature maps of the last stages
+    are appended, see `StageClassifierInputs`. `autocast` is the dtype of mixed precision; None for float32.
     """
     device, model = settings.device, model.to(settings.device)
     inputs = StageClassifierInputs(model, preprocess.image_size) if staged else ClassifierInputs(model)
@@ -95,7 +95,8 @@ def compare_candidates(state: TuneState) -> None:
         steps.append(TuneStep(name, head.cross_validated or 0.0, time.monotonic() - start_time, {"images": len(rows)}))
         if _affordable_winner(state, steps).name == name and trial_setup is not setup:
             state.setup = trial_setup
-        # Estimate the next candidate's time from the last, since timing a few images says little on a busy machine.
+        # Estimate the next candidate's time from the last candidate's, since timing a few images says little on a busy
+        # machine.
         if sum(step.seconds for step in steps) + NEXT_TIME_RATIO * steps[-1].seconds > max_seconds:
             break
     format_score = setup.data.primary_metric.format_score
@@ -161,7 +162,7 @@ def find_affordable(steps: Sequence[TuneStep], seconds: float, n_images: float) 
 
 
 def pick_winner(steps: Sequence[TuneStep]) -> TuneStep:
-    """Return the fastest candidate whose score is within a standard error of the best, to save time for tuning."""
+    """Return the fastest candidate with a score within a standard error of the best, to save time for tuning."""
     best = max(steps, key=lambda step: step.score)
     error = math.sqrt(best.score * (1 - best.score) / best.details["images"])
     return min((step for step in steps if step.score >= best.score - error), key=lambda step: step.seconds)

@@ -120,9 +120,9 @@ def race_heads(  # noqa: PLR0913 (callers pass different options)
     """Compare heads by cross-validation on training images, and fit the best head to all training images.
 
     `last` are the (N, D) last features, `staged` (N, D + S) last features followed by pooled last stages, and `labels`
-    (N,) classes in [0, K). `strength` is the L2 penalty of the logistic regression on the last features; without
-    `heads`, the regression is only cross-validated. At most `max_images` are used. `groups` are (N,) groups whose
-    images stay in one fold; None for independent images.
+    (N,) classes in [0, K). `strength` is the L2 penalty of the logistic regression on the last features; if `heads` is
+    empty, this regression is cross-validated but not compared. At most `max_images` are used. `groups` are (N,) groups
+    whose images stay in one fold; None for independent images.
     """
     counts = labels.bincount(minlength=n_classes)
     if int((counts > 1).sum()) < 2:
@@ -173,7 +173,7 @@ def repeated_folds(labels: Tensor, seed: int, groups: Tensor | None = None) -> l
 
 
 def can_score(labels: Tensor, splits: Sequence[Folds]) -> Tensor:
-    """Return (N,) booleans: whether every fit that holds out an image includes other images of the same class.
+    """Return (N,) booleans: whether each fit that leaves out the image includes other images of its class.
 
     False for the images of a class with a single image or a single group.
     """

@@ -34,7 +34,7 @@ SLOPE_POINTS = 3  # the forecast's slope is fitted to the last SLOPE_POINTS poin
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """The mean number of training images per class, and the cross-validated accuracy of heads fitted to so many."""
+    """The mean number of training images per class, and the cross-validated accuracy of heads fitted to this number."""
 
     per_class: float
     accuracy: Score
@@ -142,9 +142,10 @@ def _forecast(
     The error is extrapolated by a power law. The interval of the accuracy comes from a bootstrap over images. The
     forecast is never below the last accuracy.
 
-    `fit_sizes` are the (P,) numbers of images per class at the points of the curve and `model_size` that of the model.
-    `correct_fractions`, (P, N), are the fractions of the repeats in which each image was classified correctly. `count`
-    is the effective number of independent images (the size of a bootstrap draw), see `cross_validated`.
+    `fit_sizes` are the (P,) numbers of images per class at the points of the curve, and `model_size` is the number of
+    images per class to which the model is fitted. `correct_fractions`, (P, N), are the fractions of the repeats in
+    which each image was classified correctly. `count` is the effective number of independent images (the size of a
+    bootstrap draw), see `cross_validated`.
     """
     n_images = correct_fractions.shape[1]
     samples = np.random.default_rng(seed).integers(n_images, size=(BOOTSTRAP_DRAWS, max(1, count)))

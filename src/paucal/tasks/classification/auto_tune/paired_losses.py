@@ -14,7 +14,7 @@ LOSSES_KEY = "losses"  # key of the losses on the validation images, in the deta
 
 
 def calibrated_losses(predictions: Predictions) -> list[float]:
-    """Return the cross-entropy of each validation image in nats, at the best common temperature.
+    """Return the cross-entropy of each validation image in nats, at the temperature that suits all these images best.
 
     Finished models are calibrated in the same manner. For images with several labels, the loss is the mean of the
     binary cross-entropies, without calibration.
@@ -45,8 +45,9 @@ def differs(score: float, other_score: float, n_images: int, errors: float = 1.0
 def is_better(score: float, losses: Sequence[float], other_score: float, other_losses: Sequence[float]) -> bool:
     """Return whether a model is better than another: by accuracy, or by mean loss if the accuracies hardly differ.
 
-    Any lower loss counts: a margin of one standard error would have kept a first model with 82.0 % on 1,200 test images
-    and rejected a tuned model with 85.8 % (docs/lab/2026-11-26-ways-to-tune.md).
+    Any lower mean loss counts, without a margin. A margin of one standard error would have kept a first model that
+    classified 82.0 % of 1,200 test images correctly, and rejected a tuned model with 85.8 %
+    (docs/lab/2026-11-26-ways-to-tune.md).
     """
     if differs(score, other_score, len(losses)):
         return score > other_score

@@ -1,4 +1,4 @@
-"""Choose the precision of frozen features and of tuning: the given precision, or bfloat16 if faster on this CPU."""
+"""Choose the precision of frozen features and of tuning: as given, or bfloat16 if it is faster on this CPU."""
 
 import torch
 from torch import Tensor

@@ -19,10 +19,10 @@ DEFAULT_STRENGTH = 100.0  # L2 penalty if there are too few images for cross-val
 N_FOLDS = 3
 MAX_COMPARED = 3000  # maximum number of images for cross-validation
 SOLVER = Solver(max_iterations=200)
-ABSENT_LOGIT = -30.0  # logit of a class without training images: below all other logits, but finite for the losses
+ABSENT_LOGIT = -30.0  # logit of a class without training images: below all other logits, but finite, as losses need
 Folds = list[tuple[Tensor, Tensor]]  # for each fold, the rows to fit on and the held-out rows
-# Fits a head to (N, D) float64 standardised features (or coordinates with the same inner products), (N,) labels and the
-# number of classes.
+# A function that fits a linear classifier, given (N, D) float64 standardised features (or coordinates with the same
+# inner products), (N,) labels and the number of classes.
 FitHead = Callable[[Tensor, Tensor, int], LinearClassifier]
 
 MIN_DEVIATION = 1e-8  # features with a smaller standard deviation are not scaled
@@ -33,7 +33,7 @@ JITTER = 1e-10  # added to the diagonal, relative to the trace: keeps the Choles
 
 @dataclass(frozen=True)
 class StandardisedFeatures:
-    """Features of zero mean and unit deviation, and coordinates with the same inner products.
+    """Standardised features, and at most N coordinates per image that have the same inner products.
 
     The fit of a linear classifier with an L2 penalty, or of a Gaussian classifier whose covariance is shrunk towards a
     multiple of the identity, depends only on inner products. With fewer images than features, the fit in coordinates is
@@ -63,8 +63,8 @@ def standardise(features: Tensor) -> StandardisedFeatures:
     """Standardise (N, D) features over the images, with variances shrunk towards their median."""
     values = features.double()
     mean, variance = values.mean(0), values.var(0)
-    # In few images, a feature is often nearly constant. Division by its tiny deviation would give huge values for other
-    # images.
+    # If there are only a few images, some features are nearly constant across them. Division by such a tiny deviation
+    # would give huge values for other images.
     variance = (len(values) * variance + PRIOR_IMAGES * variance.median()) / (len(values) + PRIOR_IMAGES)
     deviation = variance.sqrt()
     deviation = torch.where(deviation > MIN_DEVIATION, deviation, torch.ones_like(deviation))
@@ -78,7 +78,7 @@ def standardise(features: Tensor) -> StandardisedFeatures:
 
 @dataclass(frozen=True)
 class Head:
-    """A linear classifier for raw features, which are not standardised.
+    """A linear classifier for raw (not standardised) features.
 
     Attributes:
         weight: (K, D) float32 weights.
@@ -115,9 +115,9 @@ def fit_head(
     """Fit logistic regression to standardised features, with a cross-validated penalty; return a head for raw features.
 
     `features` are (N, D) raw features. `labels` are (N,) classes in [0, K); or, for several labels, (N, K) values of 1,
-    0 and -1 (unknown), for which each class gets its own binary regression. If scores are equal, the strongest of the
-    ascending L2 penalties is chosen. `groups` are (N,) groups whose images stay in one fold; None for independent
-    images.
+    0 and -1 (unknown), for which each class gets its own binary regression. `strengths` are ascending L2 penalties; of
+    penalties with equal scores, the strongest is chosen. `groups` are (N,) groups whose images stay in one fold; None
+    for independent images.
     """
     standard = standardise(features)
     strength, score = _choose_penalty(standard.coordinates, labels, n_classes, seed, strengths, groups)

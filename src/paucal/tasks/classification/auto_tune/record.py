@@ -41,9 +41,10 @@ class TuneRecord:
         candidate_scores: One step per candidate that was evaluated on a sample of the training images.
         probe: Step that fits a linear head to frozen features; None before this step is finished.
         unlabelled: Step that fits a head also to unlabelled images; None if the run has not finished such a step.
-        sizes: Seconds per training image, by image size and frozen stages; None if a step exceeds the memory.
-        tuning: Image size, seconds per epoch and number of trial steps, by name of the preset; None instead of these
-            for a preset that exceeds the time or the memory.
+        sizes: Seconds per training image, by image size and frozen stages; None if a training step does not fit in the
+            memory.
+        tuning: Image size, seconds per epoch and number of trial steps, by name of the preset; None for a preset that
+            does not fit in the time or the memory.
         trials: One step per finished trial of a preset.
         plan: Sentence that explains the number of epochs or the decision to keep the probe; "" before the decision.
         tune: Whether the network is fine-tuned after the probe.
@@ -63,13 +64,13 @@ class TuneRecord:
 
     @property
     def first_model(self) -> TuneStep | None:
-        """Step of the first model: the probe, or the head from labelled and unlabelled images if that head is kept."""
+        """Step of the first model: the probe, or the head that also uses unlabelled images if that head is kept."""
         is_kept = self.unlabelled is not None and self.unlabelled.details.get("kept")
         return self.unlabelled if is_kept else self.probe
 
     @property
     def floor(self) -> float | None:
-        """Validation score that a tuned model must exceed: the higher score of the probe and of the first model."""
+        """Validation score that a tuned model must exceed: the higher of the probe's and the first model's."""
         return max((step.score for step in (self.probe, self.first_model) if step is not None), default=None)
 
     def write(self, run: RunFolder) -> None:

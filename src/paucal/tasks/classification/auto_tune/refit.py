@@ -1,4 +1,4 @@
-"""Fit the linear heads that were compared for the first model again, to the features of a tuned network.
+"""Fit linear heads to the features of a tuned network: the same heads that were compared for the first model.
 
 Tuning trains the network's own head for few steps only, and heads that also read the last stages are often better. The
 fits need one forward pass over the training images. Heads are compared on the validation images. Cross-validation on
@@ -59,9 +59,9 @@ def refit_head(
 ) -> RefittedHead | None:
     """Fit heads to the features of a tuned network; return the head with the lowest loss on the validation images.
 
-    The heads are fitted to as many training images as the first model was, and also to the `unlabelled` images if they
-    are given: as images, or as outputs of the network's frozen stages. Returns None for images with several labels, and
-    for a run without a probe.
+    The heads are fitted to as many training images as the first model's head. If `unlabelled` is given, as images or as
+    outputs of the network's frozen stages, some heads are also fitted to these images. Returns None for images with
+    several labels, and for a run without a probe.
     """
     record, data, card = setup.tune_record, setup.data, setup.card
     is_multi_label = data.images.multi_hot is not None
@@ -116,7 +116,7 @@ def refit_head(
 def _read_again(
     setup: TrainingSetup, network: nn.Module, console: Console, unlabelled: ImageSet | FrozenOutputs, staged: bool
 ) -> Tensor:
-    """Return the (U, D) features of the unlabelled images in a tuned network."""
+    """Return the (U, D) features that a tuned network computes for the unlabelled images."""
     settings, preprocess = setup.settings, setup.card.preprocessing
     with console.progress("tuned features of images without labels") as advance:
         if isinstance(unlabelled, ImageSet):

@@ -1,7 +1,8 @@
-"""Compute features of a pretrained network, and again of the tuned network, without running frozen stages twice.
+"""Compute features with a pretrained network and later with the tuned network, but run the frozen stages only once.
 
-Tuning often leaves the first stages frozen, which take most of the time: four fifths of a forward pass of
-EfficientNet-Lite0 on one core. Their outputs are therefore stored, and the tuned network continues from these outputs.
+Tuning often leaves the first stages frozen, and these stages take most of the time: four fifths of a forward pass of
+EfficientNet-Lite0 on one core. The outputs of the frozen stages are therefore stored, and the tuned network continues
+from the stored outputs.
 """
 
 import time
@@ -21,7 +22,7 @@ from paucal.models.features import ClassifierInputs
 from paucal.types import UserError
 
 FROZEN_FILE = "unlabelled-frozen.safetensors"  # in the run folder, removed at the end of the run
-BATCH_SIZE = 32  # images of a batch that continues from stored outputs
+BATCH_SIZE = 32  # number of images in a batch of stored outputs
 TOLERANCE = 1e-2  # tolerance for features computed from float16 outputs, relative to the features' standard deviation
 
 _Hooked = TypeVar("_Hooked", FrozenStages, ClassifierInputs, StagePool)
@@ -35,7 +36,7 @@ class FrozenOutputs:
         activations: (N, ...) float16 inputs of the first trained stage.
         pooled: (N, 2 C) float32 pooled maps of frozen stages that are part of the features: C means, then C standard
             deviations. C is 0 if no frozen stage is pooled.
-        seconds: Mean seconds per image of the trained stages in float32.
+        seconds: Mean seconds that the trained stages take per image, in float32.
     """
 
     activations: Tensor
@@ -47,7 +48,7 @@ class FrozenOutputs:
         return FrozenOutputs(self.activations[rows], self.pooled[rows], self.seconds)
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Return the fields as tensors, for a file of weights."""
+        """Return the fields as tensors, for a safetensors file."""
         seconds = torch.tensor(self.seconds, dtype=torch.float64)
         return {"activations": self.activations, "pooled": self.pooled, "seconds": seconds}
 
@@ -61,14 +62,15 @@ class ResumableFeatures(nn.Module):
     """Outputs the (B, D) features of a network, and stores the outputs of its frozen stages.
 
     The features are those of `ClassifierInputs`, or of `StageClassifierInputs` if `staged` is true. Nothing is stored
-    if the outputs need more than `max_bytes` in total, or if features that are computed from the outputs differ.
+    if the outputs need more than `max_bytes` in total, or if features computed from the stored outputs differ from
+    those of a full forward pass.
 
     Args:
         network: A timm model, on which hooks stay until `close` is called.
         image_size: (height, width) in pixels.
         staged: Whether the features include the pooled maps of the last stages.
         frozen: Number of frozen stages.
-        n_images: Number of images.
+        n_images: Number of images whose outputs are to be stored.
         max_bytes: Maximum size of all activations in bytes.
 
     Raises:
@@ -117,14 +119,14 @@ class ResumableFeatures(nn.Module):
             self._pooled = torch.empty(self._n_images, pooled.shape[1])
         rows = slice(self._n_stored, self._n_stored + len(images))
         self._activations[rows], self._pooled[rows] = activations, pooled
-        self._is_storing = bool(self._activations[rows].isfinite().all())  # float16 ends at 65,504
+        self._is_storing = bool(self._activations[rows].isfinite().all())  # values above 65,504 overflow in float16
         self._n_stored += len(images)
         return features
 
     def stored(self, speed: float) -> FrozenOutputs | None:
         """Return the outputs of the frozen stages for all images; None if they are not stored.
 
-        `speed` is the speed of the forward passes relative to float32, in which the network continues later.
+        `speed` is the speed of the forward passes relative to float32; the network later continues in float32.
         """
         if not self._is_storing or not 0 < self._n_stored == self._n_images:
             return None
@@ -175,7 +177,7 @@ class ResumableFeatures(nn.Module):
         return torch.cat([last, *maps], 1)
 
     def _can_store(self, image: Tensor, activations: Tensor, pooled: Tensor) -> bool:
-        """Return whether the outputs for all images fit in `max_bytes`, and those for one image give its features."""
+        """Return whether the outputs for all images fit in `max_bytes`, and reproduce the features of one image."""
         halved = activations.half()
         if halved.nbytes * self._n_images > self._max_bytes:
             return False

@@ -27,7 +27,7 @@ class FittedHead:
     Attributes:
         head: Logistic regression on the last features.
         features: (N + V, D) features of N training and V validation images.
-        staged: Whether the columns of `features` are the last features followed by the pooled last stages.
+        staged: Whether `features` also has the pooled maps of the last stages, in columns after the last features.
         rows: (N,) indices into all training images.
         score: Score of the best head on the validation images; cross-validated if there are no validation images.
         image_seconds: Seconds of a forward pass of one image through the frozen network in float32.
@@ -71,7 +71,7 @@ class TuneState:
         start_time: `time.monotonic()` at the start of this call, minus the seconds that earlier calls spent.
         image_seconds: Seconds of a forward pass of one image in float32, at the probe's image size.
         precision: Precision of the frozen features.
-        candidate_rows: Indices of the training images on which the candidates are compared; None to compare none.
+        candidate_rows: Indices of the training images on which the candidates are compared; None for no comparison.
         preset_freeze: `--freeze` of the tuning preset that is being considered, and later of the chosen preset.
         first: First model with its features, kept for the step with unlabelled images; None if an earlier call fitted
             the first model, or if the features are not needed.
@@ -107,7 +107,7 @@ class TuneState:
         return test + refit + evaluations * self.eval_seconds(pixel_ratio)
 
     def _unlabelled_seconds(self, pixel_ratio: float) -> float:
-        """Return the seconds in which the tuned network computes the features of unlabelled images."""
+        """Return the seconds that the tuned network takes to compute the features of unlabelled images."""
         details = {} if self.record.unlabelled is None else self.record.unlabelled.details
         if details.get("resumed") and self.preset_freeze == details["frozen_stages"] and pixel_ratio == 1.0:
             return details["resumed"] * details["resume_seconds"]
@@ -122,7 +122,7 @@ class TuneState:
         return (1 - PLANNING_RESERVE) * self.record.budget - self.spent - self.final_eval_seconds(pixel_ratio)
 
     def consider(self, preset_settings: Mapping[str, Any]) -> None:
-        """Plan the time for tuning with a preset from now on; the preset decides which stages are frozen."""
+        """From now on, plan the time as if tuning used this preset, which decides which stages are frozen."""
         self.preset_freeze = preset_settings.get("freeze", self.setup.settings.freeze)
 
     def save(self, **changes: Any) -> None:
@@ -131,7 +131,7 @@ class TuneState:
         self.record.write(self.run)
 
     def reassemble(self, **changes: Any) -> TrainingSetup:
-        """Return a setup with changed settings; choose automatic settings that may depend on the changes again."""
+        """Return a setup with changed settings; automatic settings that may depend on the changes are chosen again."""
         setup = self.setup
         automatic = {name for name, origin in setup.origins.items() if is_automatic(origin)}
         revised = automatic - NEVER_REVISED - set(changes) - (set() if "model" in changes else {"img_size"})

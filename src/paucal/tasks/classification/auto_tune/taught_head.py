@@ -35,7 +35,7 @@ def find_soft_teacher(objective: Objective) -> Distillation | None:
 
 
 def learn_from_teacher(state: TuneState, fitted: FittedHead) -> FittedHead:
-    """Fit a second head to the labels and the teacher's probabilities; return it unless its accuracy is lower."""
+    """Fit a second head to the labels and the teacher's probabilities; return the better of both heads."""
     data = state.setup.data
     term, val = find_soft_teacher(state.setup.objective), torch.from_numpy(data.part("val"))
     if term is None or not len(val):

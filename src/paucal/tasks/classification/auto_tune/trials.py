@@ -103,7 +103,7 @@ def run_trial(
     callbacks: Sequence[Callback] = (),
     time_plan: TimePlan | None = None,
 ) -> TuneStep | None:
-    """Fine-tune for a few steps from the probe, and evaluate on the validation images; None if a signal stopped it.
+    """Fine-tune from the probe for a few steps, and score the validation images; None if a signal stops the trial.
 
     The trial stores checkpoints in a subfolder of the run, and resumes from them. `time_plan` ends the trial early if
     steps are slower than planned.
@@ -170,8 +170,9 @@ def best_trial(trials: Sequence[TuneStep], n_images: int, image_sizes: Sequence[
       correctly than trials of all layers at 128 pixels. After all epochs, the last stages at 224 pixels were better by
       two to three points; docs/lab/2026-11-26-ways-to-tune.md.)
     - The eligible trials whose accuracy is within a standard error of the highest accuracy are tied.
-    - Of the tied trials with the image size of the first tied trial, the first wins, unless the lowest mean loss on the
-      validation images is lower by more than a standard error of the paired differences.
+    - Of the tied trials with the image size of the first tied trial, the trial with the lowest mean loss on the
+      validation images wins if it leads the first tied trial by more than a standard error of the paired differences.
+      Otherwise, the first tied trial wins.
 
     Args:
         trials: Finished trials.
@@ -196,5 +197,5 @@ def best_trial(trials: Sequence[TuneStep], n_images: int, image_sizes: Sequence[
 
 
 def _image_losses(trial: TuneStep) -> Sequence[float]:
-    """Return the loss of each validation image; a failed trial and an old record have a list of only the mean loss."""
+    """Return the loss of each validation image; for a failed trial or an old record, a list of only the mean loss."""
     return trial.details.get(LOSSES_KEY) or [trial.details["loss"]]

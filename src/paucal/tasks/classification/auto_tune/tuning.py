@@ -45,7 +45,7 @@ TIMED_STEPS = 2  # number of timed steps, after one warm-up step
 
 
 def seconds_per_image(setup: TrainingSetup, threads: bool = False) -> float:
-    """Measure the training seconds per image, for reading, augmentation, forward and backward pass.
+    """Measure the seconds that training takes per image, with reading, augmentation, forward and backward pass.
 
     With `threads`, first choose the fastest number of threads, since other programs may use the same cores.
     """
@@ -76,7 +76,7 @@ class CostEstimate:
     pixel_ratio: float = 1.0
 
     def corrected_by(self, seconds: float, eval_seconds: float, per_epoch: int) -> "CostEstimate":
-        """Return the cost with the epoch time that a trial has shown.
+        """Return this estimate with the seconds per epoch that a trial has measured.
 
         Args:
             seconds: Seconds of the trial.
@@ -88,7 +88,7 @@ class CostEstimate:
 
 
 def equalise_trials(costs: Sequence[CostEstimate], per_epoch: int) -> list[CostEstimate]:
-    """Return the costs with numbers of steps that make all trials equally long.
+    """Return the costs with the numbers of trial steps changed, so that all trials take the same time.
 
     Each trial lasts as long as the shortest planned trial, but no longer than an epoch of the slowest preset.
     """
@@ -201,7 +201,7 @@ def _list_presets(setup: TrainingSetup) -> Sequence[TuningPreset]:
 
 
 def _load_or_run_trial(state: TuneState, preset: TuningPreset, cost: CostEstimate) -> TuneStep:
-    """Return the stored trial of a preset, or run it."""
+    """Return the stored trial of a preset, or run the trial."""
     trials = {trial.name: trial for trial in state.record.trials}
     if preset.name in trials:
         return trials[preset.name]
@@ -273,7 +273,8 @@ def _choose_image_size(state: TuneState, preset: TuningPreset, time_fraction: fl
     If unlabelled images improved the first model and there are few labels, tuning keeps the image size of the first
     model, since the unlabelled images leave little time for tuning. Of six networks tuned at 160 instead of 240 pixels,
     three were worse than the first model on validation images, and another two on test images, by 2.4 and 2.7 points.
-    With forty labels per class, keeping the size cost a network tuned on CIFAR-10 half of its epochs and 4 points.
+    With more labels, the size is not kept: on CIFAR-10 with forty labels per class, keeping it halved the number of
+    epochs and cost 4 points.
     """
     setup, counts = state.setup, state.setup.data.counts()
     native, timed = list(setup.settings.img_size), is_timed(setup)

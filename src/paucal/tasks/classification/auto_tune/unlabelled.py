@@ -42,14 +42,15 @@ from paucal.wording import counted, format_duration, percent
 # 2.3 points and 2,000 images 4.5 points, while tuning for four minutes on one core added 0 points. With forty labelled
 # images per class, tuning adds more than unlabelled images do.
 TUNED_FRACTION, FEW_LABELS_FRACTION, UNTUNED_FRACTION = 0.05, 0.4, 0.7
-# Before tuning, these features also take at most this fraction of the time that is left. On a slow core with a large
-# test set, 0.4 of the time budget left none for tuning, which cost 3 points of accuracy; half of the time left allowed
-# at most three epochs.
+# Before tuning, computing these features also takes at most this fraction of the remaining time. On a slow core with a
+# large test set, a limit of 0.4 of the time budget left no time for tuning, which cost 3 points of accuracy. A limit of
+# half of the remaining time left time for at most three epochs.
 MAX_LEFT_FRACTION = 1 / 3
 FEW_LABELS = 300
-# With this many labelled images per class on average, unlabelled images are read only if the time is not limited or the
-# network is not tuned. On CIFAR-10 they changed the accuracy of the first model by -0.4 points with 100 labelled images
-# per class and by +0.1 with 250, and took time from tuning (docs/lab/2026-11-26-unlabelled.md).
+# With this many labelled images per class or more, on average, unlabelled images are read only if the time is not
+# limited or the network is not tuned. On CIFAR-10, unlabelled images changed the accuracy of the first model by -0.4
+# points with 100 labelled images per class and by +0.1 points with 250, and took time from tuning
+# (docs/lab/2026-11-26-unlabelled.md).
 MANY_LABELS_PER_CLASS = 100
 # Maximum fractions of the time budget for computing the features of the unlabelled images again with the tuned network:
 # in general, and with fewer than FEW_LABELS labelled images. A second limit is half of the time left.
@@ -114,7 +115,8 @@ def _save_step(state: TuneState, step: TuneStep) -> None:
 def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tensor, FrozenOutputs | None]:
     """Return the unlabelled images that are similar to the training images, their (U, D) features and frozen outputs.
 
-    The outputs of the stages that tuning will leave frozen are None if they are not needed or not stored.
+    The frozen outputs are those of the stages that tuning will leave frozen; None if these are not needed or not
+    stored.
     """
     setup, console = state.setup, state.console
     max_images = MAX_IMAGES
@@ -130,7 +132,8 @@ def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tenso
         max_images = int(seconds * state.precision.speed / max(state.image_seconds, 1e-9))
     path = state.run.path / FEATURES_FILE
     cached = read_weights(path) if path.is_file() else {}
-    # A stopped run had another time left. The files of earlier versions do not contain the limit.
+    # Keep the limit with which stored features were computed, although the time left has changed. Files of earlier
+    # versions do not contain the limit.
     max_images = int(cached.get("max_images", max_images))
     if max_images < MIN_IMAGES:
         raise UserError("there is no time left for the images without labels; give a longer --time")
@@ -190,7 +193,7 @@ def _is_tuned(setup: TrainingSetup) -> bool:
 
 
 def _count_frozen_stages(setup: TrainingSetup) -> int:
-    """Return the number of stages that the first tuning preset leaves frozen, or the given number; 0 for none."""
+    """Return the number of stages that the first tuning preset leaves frozen, or the number given by the user."""
     freeze = setup.settings.freeze
     if is_free(setup, "freeze"):
         freeze = presets_for(setup.objective.deployable())[0].settings.get("freeze")
@@ -234,13 +237,13 @@ def _compute_features(state: TuneState, first: FittedHead, images: ImageSet) -> 
 
 
 def _make_resumable(state: TuneState, staged: bool, n_images: int) -> ResumableFeatures | None:
-    """Return the network as one that stores its frozen outputs; None if it cannot, or if tuning freezes no stages."""
+    """Return a wrapper of the network that stores frozen outputs; None if this is not supported or not needed."""
     setup = state.setup
     n_frozen = _count_frozen_stages(setup)
     if not (n_frozen and _is_tuned(setup) and len(setup.data.part("val")) and setup.settings.processes == 1):
         return None
     network = setup.objective.deployable().to(setup.settings.device)
-    # A selection of the images is a second copy; a file of weights holds the activations with the features.
+    # Half of each limit, since selecting images makes a second copy, and the weights file also holds the features.
     max_bytes = min(max_activation_bytes(state.run.path), MAX_WEIGHTS_BYTES) / 2
     try:
         return ResumableFeatures(network, setup.card.preprocessing.image_size, staged, n_frozen, n_images, max_bytes)
@@ -265,7 +268,7 @@ def _resembles_training(first: FittedHead, features: Tensor, width: int | None) 
 def _save_first_model(
     state: TuneState, first: FittedHead, race: UnlabelledResult, images: ImageSet
 ) -> tuple[float, Sequence[float]]:
-    """Save the network with the new head as the first model; return its score and its losses on validation images."""
+    """Save the network with the new head as the first model; return the head's score and validation losses."""
     setup, held_out = state.setup, race.held_out
     if race.weight is None or race.bias is None or held_out is None:
         raise ValueError("no head that uses unlabelled images is better")

@@ -1,12 +1,14 @@
 """A linear head that also learns from images without labels, with the predictions of a first head as soft targets.
 
 The first head is fitted to the labelled images; its sharpened probabilities are the soft labels of the unlabelled
-images. Gaussian classes with one covariance are fitted to all images, and give new probabilities for the next round.
-Unlabelled images help because their number gives a good estimate of the covariance.
+images. A Gaussian classifier with one covariance matrix for all classes is fitted to all images, and its sharpened
+probabilities are the soft labels of the next round. Unlabelled images help because they are numerous
+enough for a good estimate of the covariance.
 
 Heads are compared by their cross-validated Brier scores on labelled images: the best head must lead the first head by
-more than half a standard error. Of the leading heads, the most accurate head replaces the first head. With at most
-`FEW_PER_CLASS` labelled images per class, accuracies are too noisy, and a leading Gaussian head is chosen instead.
+more than half a standard error. Of the heads with a better Brier score than the first head, the most accurate replaces
+the first head. With at most `FEW_PER_CLASS` labelled images per class, accuracies are too noisy, and the Gaussian head
+is chosen if its Brier score is better.
 """
 
 import math
@@ -44,12 +46,13 @@ MAX_AXES = 512  # number of principal axes of the features that are used
 # 5.7 points and one small loss. A minimum of 0 accepted a loss of 1.7 points, and a minimum of 0.5 accepted no loss
 # above 0.2 points (docs/lab/2026-11-26-unlabelled.md).
 MIN_LEAD = 0.5
-# Up to this mean number of labelled images per class, the Gaussian head is chosen whenever this head leads. With 5 and
-# 10 images per class, this rule gained 0.2 to 1.0 points over a choice by accuracy. With 20 and 40 images per class,
-# the rule lost 1.5 to 3.5 points in the worst draws.
+# Up to this mean number of labelled images per class, the Gaussian head is chosen whenever its Brier score is better
+# than that of `LABELS_ALONE`. With 5 and 10 images per class, this rule gained 0.2 to 1.0 points over a choice by
+# accuracy. With 20 and 40 images per class, the rule lost 1.5 to 3.5 points in the worst draws.
 FEW_PER_CLASS = 10
 
-# Fits a head to (N, D) raw features and (N,) labels; returns (K, D) weights and (K,) biases of calibrated logits.
+# A function that fits a head to (N, D) raw features and (N,) labels, and returns (K, D) weights and (K,) biases of
+# calibrated logits.
 FitBase = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -114,7 +117,7 @@ class UnlabelledResult:
 
 
 def make_base_fit(race: RaceResult, last: Head, n_classes: int) -> FitBase:
-    """Return a function that fits the best head of a comparison again, to (N, D + S) features of other images.
+    """Return a function that fits the best head of an earlier comparison to (N, D + S) features of other images.
 
     `last` is the default head of the comparison, logistic regression on the D last features.
     """
@@ -196,7 +199,7 @@ def brier_scores(logits: Tensor, labels: Tensor) -> Tensor:
 def fit_heads(
     features: Tensor, labels: Tensor, n_classes: int, pool: Pool, base: FitBase
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Fit a head to the labelled images with `base`, and a Gaussian head to all images; also return their mean.
+    """Fit a head to the labelled images with `base`, and a Gaussian head to all images; also return the mean of both.
 
     Returns (K, D) weights and (K,) biases for raw features, by name of the head.
     """
