@@ -17,7 +17,7 @@ DEEPEST_STRIDE = 32  # stride of the deepest feature map in pixels; sides of cro
 
 
 def model(facts: DataAndMachine) -> Choice:
-    """Choose the pretrained weights' model; for random weights, a small network on a CPU or Swin-T on a GPU."""
+    """Choose the model of the initial weights if it is known, else a small network on a CPU or Swin-T on a GPU."""
     if start_model := model_of_initial_weights(facts):
         return start_model
     if facts.device == "cpu":
