@@ -24,7 +24,7 @@ from paucal.verbs.compare.settings import GridSettings
 from paucal.wording import did_you_mean
 
 PAGE_FILE = "study.html"
-RESERVED = ("teacher", "maps", "starts", "drawn")  # folder names that a study uses itself and no data set may have
+RESERVED = ("teacher", "maps", "starts", "drawn")  # names of folders that a study writes, which no data set may have
 MAX_NAME_LENGTH = 60  # largest number of characters of a folder's name
 
 
@@ -49,7 +49,8 @@ class DataLocations:
 class Call:
     """One call of `paucal study NAME`.
 
-    `small` is the smaller scale, with stand-ins for models and images; None at full scale. `command` repeats the call.
+    `small` is the smaller scale, with stand-ins for models and images; None at full scale. `command` is the command
+    line or Python call that repeats this call.
     """
 
     study: Study

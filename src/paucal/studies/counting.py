@@ -25,8 +25,8 @@ from paucal.tasks.segmentation.cost import segmenter_cost
 class ModelCost:
     """The parameters of a model in millions, including frozen ones, and its multiply-adds for one image in billions.
 
-    `gmacs` leaves out the two matrix products of attention, as fvcore does, and `gmacs_all` includes them. They are
-    None if they cannot be counted.
+    `gmacs` leaves out the two matrix products of attention, as fvcore does, and `gmacs_all` includes these products. A
+    number of multiply-adds is None if it cannot be counted.
     """
 
     params: float
@@ -60,7 +60,7 @@ def count_model(name: str, side: int, model_args: tuple[str, ...], classes: int)
     classifier.
     """
     keyword_args = model_arguments(model_args)
-    # Only the image size is used of the fitted arguments. Some models need this argument.
+    # Of the fitted arguments, only the image size is used, since some models need this argument.
     fitted = fit_to_image_size(name, (side, side), keyword_args).arguments
     size = {key: value for key, value in fitted.items() if key == "img_size"}
     arguments = {**size, **keyword_args, "num_classes": classes}
@@ -94,8 +94,8 @@ def count_network(
 
     `network` is "detector", "cascade" (both are mask detectors) or "upernet" (a segmenter).
     `name` and `model_args` describe the backbone. `shape` is the image size, (height, width) in pixels. `width` is the
-    number of channels of the segmenter's head; the auxiliary head is counted too. If `classes` is None, it is the
-    number of classes of COCO (80) or ADE20K (150).
+    number of channels of the segmenter's head; the auxiliary head is counted too. If `classes` is None, a detector has
+    the 80 classes of COCO, and a segmenter the 150 classes of ADE20K.
     """
     spec = BackboneSpec(name, 0, image_size=(shape[0], shape[1]), arguments=model_arguments(model_args))
     if network == "upernet":

@@ -96,7 +96,7 @@ def _training_settings(call: Call, run: PlannedRun, shared: Mapping[str, Any]) -
 
 def _pretraining_settings(call: Call, run: PlannedRun, images: GridImages) -> dict[str, Any]:
     small, locations = call.small, call.locations
-    # If a column shows the k-NN accuracy during training, it is monitored on the images of the final evaluation.
+    # A k-NN accuracy that a column shows during training is monitored on the images of the final evaluation.
     is_watched = any(column.metric == "knn_curve" for column in run.columns)
     monitor = {"monitor": locations.by_name[run.evaluated]} if is_watched else {}
     if small is None:
@@ -174,7 +174,7 @@ def _make_feature_timer(call: Call, runs: Sequence[PlannedRun], images: int) -> 
 def _add_label_maps(
     call: Call, arms: Sequence[Arm], need_maps: Sequence[bool], small: Scale, shared: Mapping[str, Any]
 ) -> list[Arm]:
-    """Train the teacher, make label maps, and add them to the settings of the arms for which `need_maps` is True.
+    """Train the teacher, make label maps, and add the maps to the settings of the arms whose `need_maps` is True.
 
     An arm holds the settings of a row. All arms get the teacher's split, because the label maps contain the labels of
     the teacher's training images, and these images must not be test images of any arm.
@@ -192,7 +192,7 @@ def _add_label_maps(
 
 
 def _train_teacher(call: Call, selection: Mapping[str, Any], small: Scale, shared: Mapping[str, Any]) -> Path:
-    """Train the teacher of label maps on the images of the rows unless it exists; return its run folder."""
+    """Train the teacher of label maps on the images of the rows, or find a trained teacher; return its run folder."""
     teacher, console = small.teacher, call.console
     if teacher is None:
         raise UserError(f"--scale {call.settings.scale} has no teacher for label maps: use --scale full with --labels.")

@@ -117,7 +117,7 @@ def run_study(name: str, settings: StudySettings, command: str, console: Console
 
 
 def _compute_grids(call: Call, grids: Sequence[Grid]) -> bool:
-    """Let workers compute one grid after the other, and return whether all their runs are done or have failed.
+    """Let workers compute one grid after the other, and return whether every run is done or has failed.
 
     Runs of an earlier grid may provide the initial weights of runs of a later grid, so each grid waits for the previous
     grid.

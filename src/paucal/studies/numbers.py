@@ -16,7 +16,7 @@ from paucal.verbs.compare.findings import ArmOutcome, Outcome
 
 RESULTS_FILE = "results.csv"
 MAX_BYTES = 1 << 22  # largest size of a `results.csv` that is read
-UNSCALED_METRICS = ("correspondence", "correspondence_distance")  # all other scores are published in percent
+UNSCALED_METRICS = ("correspondence", "correspondence_distance")  # all other scores are in percent
 WIN_DECIMALS = 1  # before wins are counted, percentages are rounded to this number of decimals, as in printed tables
 ScoresBySeed = Mapping[int, float]  # scores by seed
 Numbers = Mapping[tuple[str, str], "Measurement"]  # measurements by (row name, column name)
@@ -36,7 +36,7 @@ class Measurement:
         random: Score of the same backbone with random weights; None if the study does not evaluate frozen features.
         low: Lower end of the interval over test images if there is a single run, or the lower quartile of times;
             otherwise None.
-        high: Upper end, as `low`.
+        high: Upper end of the interval over test images or upper quartile of times, as for `low`.
     """
 
     value: float
@@ -50,7 +50,7 @@ class Measurement:
 
 
 def mean_over_seeds(values: ScoresBySeed, base: ScoresBySeed | None = None) -> Measurement:
-    """Return the mean and standard deviation over seeds, and the mean gain over a baseline on the seeds of both."""
+    """Return the mean and standard deviation over seeds, and the mean gain over a baseline for the seeds of both."""
     numbers = list(values.values())
     gains = [values[seed] - base[seed] for seed in values if seed in base] if base else []
     deviation = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
@@ -96,7 +96,10 @@ def measure_scores(
 
 
 def score_of(column: Column, run: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return a run's score in the unit of a column, or None: "trained" and, if stored, "random", "low" and "high"."""
+    """Return a run's score in the unit of a column; None if the run has no such score.
+
+    The score is a dict with the key "trained" and, if stored, the keys "random", "low" and "high".
+    """
     if column.metric == "knn_curve":
         curve = [row["val_knn"] for row in run["rows"] if np.isfinite(row.get("val_knn", np.nan))]
         return {"trained": 100 * curve[max(1, round(column.at * len(curve))) - 1]} if curve else None

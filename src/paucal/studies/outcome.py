@@ -79,8 +79,9 @@ def find_lines(
 ) -> tuple[list[Line], list[Findings]]:
     """Return a line for every number of the table, and the results of the grids whose runs are trained with labels.
 
-    `grids` include those of earlier calls. `all_runs` are all runs of the scale, by default the requested `runs`.
-    `timed` is for columns of times; `other_studies` has the full-scale numbers of the studies that columns refer to.
+    `grids` include the grids of earlier calls. `all_runs` are all runs of the scale, by default the requested `runs`.
+    `timed` has the speeds of the models, for columns of times. `other_studies` has the full-scale numbers of the
+    studies that columns refer to.
     """
     findings = [read_findings(grid) for grid in grids if grid.verb == "train"]
     trained = {(result.grid.folder.name, arm.arm.way): arm for result in findings for arm in result.arms}

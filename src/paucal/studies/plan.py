@@ -12,9 +12,9 @@ from paucal.studies.study import SCALES, Architecture, Column, Part, Row, Scale,
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
-# Protocol of each metric of frozen features whose name differs from the name of the protocol.
+# Metrics of frozen features that are not named like their evaluation protocol, mapped to the name of the protocol.
 PROTOCOL_OF_METRIC = {"correspondence_distance": "correspondence"}
-EPOCH_SETTINGS = ("region_after",)  # settings whose value is an epoch number; it is scaled with the number of epochs
+EPOCH_SETTINGS = ("region_after",)  # settings whose value is an epoch, which is scaled with the number of epochs
 T = TypeVar("T", bound=Part)
 
 

@@ -44,7 +44,7 @@ SHARED_BY_KIND = ("telling", "scales")
 # images at a smaller image size.
 TUNING_KIND = "tune"
 ENLARGING_KIND = "enlarge"
-KINDS_WITH_STARTS = ("detect", "segment", "frozen")  # every trained row needs initial weights
+KINDS_WITH_STARTS = ("detect", "segment", "frozen")  # kinds of studies in which every trained row needs initial weights
 T = TypeVar("T")
 
 
@@ -82,7 +82,7 @@ def read_data_sets(path: Path) -> dict[str, DataSet]:
 
 
 def read_by_kind(path: Path) -> dict[str, Any]:
-    """Read the entries that apply to all studies of a kind. They override the top-level entries of a paper's file."""
+    """Read the entries that apply to all studies of a kind, and that override top-level entries of a paper's file."""
     content = _read_mapping(path)
     for kind, entry in content.items():
         _require_name(kind, (*RUN_METRICS, TUNING_KIND, ENLARGING_KIND), f"{path.name}: the kind")
@@ -94,7 +94,7 @@ def read_by_kind(path: Path) -> dict[str, Any]:
 def read_studies(
     path: Path, data_sets: Mapping[str, DataSet], by_kind: Mapping[str, Mapping[str, Any]] | None = None
 ) -> dict[str, Study]:
-    """Read the YAML file of a paper; return its studies by name. `by_kind` is the result of `read_by_kind`."""
+    """Read the YAML file of a paper; return the paper's studies by name. `by_kind` comes from `read_by_kind`."""
     content, by_kind = _read_mapping(path), by_kind or {}
     entries = {*SHARED, "title", "models", "scales", "columns", "studies"}
     if unknown := sorted(set(content) - entries):
@@ -136,8 +136,8 @@ def _rows_of_other(
 ) -> list[Any]:
     """Return the row entries of a study that repeats the rows of an earlier study, written as `rows: {of: NAME}`.
 
-    Values are taken from the columns that both studies have. In `rows`, the optional entry `models` gives a model to
-    rows that have no model in the earlier study (by the rows' names), and `against` is the name of the reference row
+    Values are taken from the columns that both studies have. The optional entry `models` of `rows` maps names of rows
+    to models, for rows that have no model in the earlier study. The entry `against` is the name of the reference row
     for times.
     """
     _require_name(str(rows.get("of")), studies_read, f"{location}: the entry 'of' of its rows")
@@ -167,7 +167,7 @@ def _make_study(name: str, entry: Mapping[str, Any], models: Mapping[str, Model]
 def _make_scales(shared: Mapping[str, Any], entry: Mapping[str, Any], location: str) -> dict[str, Scale]:
     """Return the smaller scales of a study: the shared scales, updated with the study's own entries.
 
-    An own entry with the value null removes a scale.
+    If the study's own entry for a scale is null, the study does not get this scale.
     """
     if entry.get("kind") not in RUN_METRICS:
         return {}
@@ -255,7 +255,7 @@ def _read_mapping(path: Path) -> dict[str, Any]:
 
 
 def _require_name(word: str, names: Iterable[str], where: str) -> None:
-    """Raise a UserError that begins with `where`, such as "FILE: the kind", if `word` is not one of the names."""
+    """Raise a UserError that begins with `where`, such as "FILE: the kind", if `word` is not one of `names`."""
     names = list(names)
     if word not in names:
         raise UserError(f"{where} is {word!r}{did_you_mean(word, names)}; expected one of {', '.join(names)}.")

@@ -24,7 +24,7 @@ SCENES, START_DIGITS, OTHER_DIGITS = "scenes", "digits", "other-digits"
 DRAWN_FOLDER = "drawn"  # folder within a study's folder that contains these three folders
 UNFINISHED = f".{DRAWN_FOLDER}-"  # prefix of the temporary folder into which images are drawn
 DIGIT_FRACTIONS = {"train": 0.5, "val": 0.2, "test": 0.3}  # fraction of the scenes' digits in each split
-SCENES_PER_TRAINING_SCENE = {"train": 1.0, "val": 0.2, "test": 0.5}  # number of scenes per training scene
+SCENES_PER_TRAINING_SCENE = {"train": 1.0, "val": 0.2, "test": 0.5}  # scenes in each split, relative to train
 MIN_DIGITS, MAX_DIGITS = 3, 6  # smallest and largest number of digits per scene
 MIN_SIZE, MAX_SIZE = 0.28, 0.45  # side of a digit as a fraction of the scene's side
 BACKGROUND_MEAN, BACKGROUND_STD = 60.0, 20.0  # mean and standard deviation of the background's grey levels
@@ -34,7 +34,7 @@ MAX_TRIES = 30  # number of random positions that are tried before a digit is sk
 
 @dataclass(frozen=True)
 class Scene:
-    """A drawn image: (S, S) grey levels, the labels of N digits, and (N, S, S) masks of the digits (no overlap)."""
+    """A drawn image: (S, S) grey levels, the labels of N digits, and (N, S, S) masks, which do not overlap."""
 
     pixels: NDArray[np.uint8]
     labels: tuple[int, ...]
@@ -52,8 +52,8 @@ class Scene:
 def draw_data_sets(folder: Path, images: int, side: int, seed: int = 0) -> Path:
     """Write scenes and digits into a folder unless the folder exists; return the folder.
 
-    Several processes may draw at the same time. All draw the same images, and the process that finishes first moves
-    them into the folder.
+    Several processes may draw at the same time. Every process draws the same images, and the first process to finish
+    provides the folder.
 
     `scenes/` contains a folder for each split with `images/`, `masks/` (class numbers) and `boxes.json` (COCO
     annotations with masks). `digits/` contains the digits for training initial weights in a folder for each class, and

@@ -1,7 +1,7 @@
 """The initial weights of the rows of a study. In code, one set of initial weights is called a "start".
 
 At full scale, initial weights are published weights or the weights of `--init`. At a smaller scale, the initial weights
-are trained first, in separate grids of runs. No initial weights are trained on test images of a row.
+are trained first, in separate grids of runs, and never on the test images of a row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from paucal.verbs.compare.preparation import prepare_grid
 from paucal.verbs.compare.settings import Arm
 
 START_COMMANDS = ("train", "pretrain")  # commands that train initial weights
-# If a data set has at most this factor times the number of images that a scale uses, all images are used.
+# All images of a data set are used if they are at most this many times the number of images that a scale asks for.
 MAX_SIZE_RATIO = 1.05
 
 
@@ -108,7 +108,7 @@ def prepare_starts(call: Call, rows: Grid) -> None:
         for arm in rows.arms:
             start_verb, name = arm.settings[START]
             if start_verb == verb and name not in settings:
-                # If they are trained on the images of the rows, they use the split and the label maps of the rows.
+                # Initial weights that are trained on the images of the rows use the split and label maps of the rows.
                 like_rows = () if start_training.data else ("split", "labels")
                 parts = {name: value for name, value in arm.settings.items() if name in like_rows}
                 settings[name] = {**start_settings(study, study.starts[name], small), **parts}
@@ -125,7 +125,7 @@ def prepare_starts(call: Call, rows: Grid) -> None:
 
 
 def open_labelled(shared: Mapping[str, Any], classes: str | None, console: Console) -> GridImages:
-    """Open labelled images of the classes that `classes` selects, as `paucal train --classes` does; all by default."""
+    """Open labelled images of the classes that `classes` selects like `paucal train --classes`, or of all classes."""
     location = {name: shared[name] for name in ("data", "data_root", "download") if name in shared}
     return open_images("train", {**location, "classes": classes}, console)
 

@@ -143,7 +143,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Part:
-    """The entries that rows and columns have in common; they describe runs.
+    """The fields that rows and columns have in common, which describe runs.
 
     Attributes:
         set: Settings at every scale.

@@ -50,7 +50,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class ModelSpeed:
-    """Images per second of a model, and the ratio to those of the reference model; None for the reference model."""
+    """Images per second of a model, and their ratio to the reference model's (None for the reference model itself)."""
 
     rate: Spread
     ratio: Spread | None
@@ -106,12 +106,12 @@ def timed_rows(study: Study, names: Sequence[str] | None) -> list[Row]:
 
 
 def timed_value(study: Study, row: Row, column: Column, timed: ModelSpeeds) -> tuple[Spread | None, str]:
-    """Return the value of a row and a column of times, and ""; or None and the reason why there is no value.
+    """Return the value in a row and in a column of times, and ""; or None and the reason why there is no value.
 
     The metric "throughput" is images per second on this device. The metric "throughput_scaled" is comparable with the
-    paper's device. The entry `against` of a row names the reference row. The value of the reference row is its
-    published number. The value of every other row is the reference row's published number times the ratio of the two
-    rows' images per second on this device.
+    numbers in the paper. For this metric, the value of the reference row (named by the entry `against` of other rows)
+    is its published number. The value of every other row is the reference row's published number times the ratio of
+    the two rows' images per second on this device.
     """
     if not row.model:
         return None, "quoted"

@@ -156,8 +156,8 @@ def assemble(
 def _split_images(settings: DetectSettings, boxed: BoxedImages, run: RunFolder | None) -> SplitImages:
     """Return the images with the split of `run`, or with a new split if `run` is None.
 
-    A new split leaves out validation images if none has an object, since they cannot rank models; with
-    `--empty-images drop` also training images without an object.
+    If no validation image has an object, a new split leaves out all validation images, since these could not rank
+    models. With `--empty-images drop`, a new split also leaves out training images without an object.
     """
     if run is not None:
         return SplitImages(boxed.images, stored_split(run, boxed.images))
@@ -200,7 +200,7 @@ def _collect_facts(boxed: BoxedImages, data: SplitImages, initial_weights: Initi
 
 
 def _with_chosen_masks(settings: DetectSettings, boxed: BoxedImages) -> BoxedImages:
-    """Return the images, with masks only if `--masks` is on; refuse settings that need missing masks."""
+    """Return the images, with masks only if `--masks` is on; refuse a setting that needs masks if masks are missing."""
     if settings.masks == "on" and boxed.without_outline:
         raise UserError(
             f"--masks on needs an outline for every box, but {boxed.without_outline} of "

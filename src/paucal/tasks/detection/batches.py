@@ -54,7 +54,8 @@ class BoxBatch:
         boxes: (N, 4) float per image, corners in pixels.
         labels: (N,) int64 per image, class of each box, from 0.
         originals: (B, 2) int64, height and width of each annotated image, in pixels.
-        masks: (N, H, W) uint8 of 0 and 1 per image, without its padding; None if unknown.
+        masks: (N, H, W) uint8 of 0 and 1 per image, where H and W are the image's sides without padding; None if
+            unknown.
     """
 
     ids: Tensor

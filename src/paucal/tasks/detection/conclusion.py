@@ -209,7 +209,7 @@ def _summary(setup: DetectionSetup, outcome: Outcome, result: DetectResult) -> d
 
 
 def result_lines(setup: DetectionSetup, outcome: Outcome, result: DetectResult) -> list[str]:
-    """Return lines with the test scores and the trained model."""
+    """Return lines of text that describe the test scores and the trained model."""
     test = setup.data.part("test")
     scores = result.scores
     ap, ap50 = (format_score(scores[name]) for name in ("ap", "ap50"))

@@ -1,8 +1,8 @@
 """COCO's scores of detections, with confidence intervals and precision-recall curves.
 
-torchmetrics computes the scores. The intervals and curves come from matches that are computed here once per image, so
-that bootstrap draws of images need no new matching. Without resampling, these matches give the same scores as
-torchmetrics.
+torchmetrics computes the scores. The intervals and curves come from matches of detections with objects. The matches are
+computed here once per image, so that bootstrap resampling of the images needs no new matching. Without resampling,
+these matches give the same scores as torchmetrics.
 """
 
 import warnings
@@ -96,7 +96,7 @@ class DetectionScores:
         scores: "ap" and "ap50" with their 95 % intervals; also "mask_ap" and "mask_ap50" if masks were evaluated.
         metrics: All scores as plain numbers, by name.
         per_class: Average precision of boxes by class name; None for classes without an object.
-        matches: Matches of each class, by prefix: "" for boxes, "mask_" for masks.
+        matches: Matches of each class, by the prefix of the score names: "" for boxes, "mask_" for masks.
         mask_per_class: Average precision of masks by class name; empty if no masks were evaluated.
     """
 
@@ -172,9 +172,9 @@ def coco_scores(detections: Sequence[Detections], truth: Sequence[Boxes], n_clas
         - "ap": mean over IoU thresholds from 0.5 to 0.95 and over classes with an object
         - "ap50" and "ap75": AP at a single IoU threshold
         - "recall": average recall with 100 detections per image
-        - "ap_small", "ap_medium" and "ap_large": AP of objects with an area below 32 x 32 pixels, from there to
-          96 x 96, and above, in the annotated image (the area of the mask if known, as in COCO); an entry is missing
-          if no such objects exist
+        - "ap_small", "ap_medium" and "ap_large": AP of objects with an area below 32 x 32 pixels, from 32 x 32 to
+          96 x 96 pixels, and above 96 x 96 pixels in the annotated image; as in COCO, the area is that of the mask if
+          the mask is known. The key of a size is missing if no object has this size
         - "per_class": list of K average precisions; None for a class without an object
     """
     require_metrics()

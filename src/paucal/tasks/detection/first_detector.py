@@ -104,7 +104,7 @@ def loader(setup: DetectionSetup, steps: int, first_pass: int = 0) -> TrainLoade
     view = evaluation_view(setup.card.resize_to, preprocessing.mean, preprocessing.std)
     dataset = BoxedDataset(setup.images, view, settings.seed, min_side=settings.least_box)
     indices, accumulate = setup.data.part("train"), settings.accumulate
-    # One process trains the first stage, and its steps are counted without the time limit of the run.
+    # A single process trains the first stage, and `steps` is independent of the run's number of steps.
     sampler = StepSampler(
         indices, settings.batch_size_or_1, steps * accumulate, settings.seed, first_pass, accumulate=accumulate
     )
@@ -112,7 +112,7 @@ def loader(setup: DetectionSetup, steps: int, first_pass: int = 0) -> TrainLoade
 
 
 def fit_heads_steps(setup: DetectionSetup, seconds: float) -> int:
-    """Return the number of steps of the first stage that fit in `seconds`; 0 if that is fewer than `MIN_STEPS`."""
+    """Return the number of steps of the first stage that fit in `seconds`; 0 if fewer than `MIN_STEPS` fit."""
     settings, objective, device = setup.settings, frozen_backbone_detection(setup), torch.device(setup.settings.device)
     batches, accumulate = loader(setup, TIMED_STEPS + 1), settings.accumulate
     with trial_steps(objective.train(), device):
@@ -134,7 +134,7 @@ def train_first_detector(
 ) -> FirstDetector | None:
     """Train the first detector, evaluate it on validation images, and save it as the model of the run.
 
-    A stopped stage resumes from the checkpoints in a subfolder of the run.
+    If this training was stopped before, it resumes from the checkpoints in a subfolder of the run.
 
     Returns:
         Record of the first detector; None if a signal or the time limit stopped the training.

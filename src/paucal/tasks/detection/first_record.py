@@ -43,7 +43,7 @@ def _layers_after_backbone(detector: nn.Module) -> dict[str, Tensor]:
 
 
 def load_layers(run: RunFolder, detector: nn.Module) -> None:
-    """Load the layers that `save_layers` has stored into a detector."""
+    """Load into a detector the layers that `save_layers` has stored."""
     layers, path = read_weights(run.path / WEIGHTS_FILE), str(run.path / WEIGHTS_FILE)
     expected = {name: value.shape for name, value in _layers_after_backbone(detector).items()}
     if {name: value.shape for name, value in layers.items()} != expected:

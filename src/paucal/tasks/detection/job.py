@@ -71,7 +71,10 @@ class DetectionListener(EpochListener[DetectionSetup]):
 
 
 class StepPlan(NamedTuple):
-    """Optimizer steps (0 if the time is too short), steps between two evaluations, and seconds of all work."""
+    """Number of optimizer steps, number of steps between two evaluations, and seconds that the rest of the run takes.
+
+    If the time is too short, the plan has 0 steps, and `seconds` includes only the end of the run after training.
+    """
 
     steps: int
     judge_every: int
@@ -115,7 +118,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         return draw_batch_sheet(batch, setup.images.classes, preprocessing.mean, preprocessing.std)
 
     def needs_preliminary_steps(self, setup: DetectionSetup) -> bool:
-        """Return whether the first detector is not trained yet, or the length of the run is not planned yet."""
+        """Return whether the first detector must still be trained, or the length of the run must still be planned."""
         return (bool(setup.settings.heads_steps) and setup.first is None) or super().needs_preliminary_steps(setup)
 
     def make_preliminary_steps(self, run: RunFolder, setup: DetectionSetup, console: Console) -> bool:
@@ -213,7 +216,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         return Optimization(schedule, settings.weight_decay, clip=settings.clip, average_decay=settings.average)
 
     def validation(self, setup: DetectionSetup) -> Validation | None:
-        """Return the validation of the run; None if there are no validation images, so that the last step is kept."""
+        """Return the validation of the run; None if there are no validation images to select a model."""
         indices = setup.data.part("val")
 
         def evaluate(detector: nn.Module, device: torch.device) -> Mapping[str, float]:

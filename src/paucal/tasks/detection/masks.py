@@ -24,8 +24,8 @@ from paucal.wording import counted, short_repr
 
 BACKEND, INSTALL_COMMAND = "faster_coco_eval", 'pip install "paucal[detection]"'
 MIN_POINTS, MAX_POLYGONS = 3, 10_000  # minimum points per polygon, and maximum polygons per outline
-MAX_PERIMETER = 1_000_000  # maximum length of an outline in pixels, since drawing such an outline takes about 100 MB
-MIN_MASK_PROBABILITY = 0.5  # minimum probability of a pixel that counts as part of the object
+MAX_PERIMETER = 1_000_000  # maximum length of an outline in pixels; drawing an outline this long takes about 100 MB
+MIN_MASK_PROBABILITY = 0.5  # minimum mask probability at which a pixel counts as part of the object
 REMEDY = "correct the outline, or ignore all outlines with paucal detect --masks off"
 
 
@@ -98,7 +98,7 @@ def masks_of_outlines(
     where: Sequence[str],
     tally: Counter[str],
 ) -> tuple[RunLengths, ...] | None:
-    """Return the mask of each box of an image; None if a box that is not a crowd has no outline.
+    """Return the mask of each box of an image; None if any box has no outline, not counting crowds.
 
     If a crowd has no outline, or an outline covers no pixel, the whole box is the mask.
 

@@ -1,4 +1,4 @@
-"""A detector: its card in `model.json`, and a trained detector loaded from a run."""
+"""The model card of a detector, which is stored in `model.json`, and the loading of a run's trained detector."""
 
 import os
 from collections.abc import Mapping
@@ -73,7 +73,7 @@ def _are_whole_numbers(values: Any) -> TypeGuard[list[int]]:
 def load_detector(
     run: str | os.PathLike[str] | RunFolder, device: torch.device | str = "cpu"
 ) -> tuple[Detector, DetectorCard, torch.device]:
-    """Load the detector of a run for predictions, and return the detector, its card and its torch device."""
+    """Load the detector of a run for predictions, and return the detector, its model card and its torch device."""
     with torch.random.fork_rng(devices=[]):
         detector, card, target = load_saved(run, DetectorCard, device)
     assert isinstance(detector, Detector)

@@ -78,10 +78,8 @@ def draw_batch_sheet(
         for mask, label in zip([] if masks is None else masks, labels.tolist(), strict=False):
             padded = F.pad(mask, (0, view.shape[-1] - mask.shape[-1], 0, view.shape[-2] - mask.shape[-2]))
             blend_mask(picture, padded.numpy(), COLOURS[label % len(COLOURS)])
-        zoom, picture = (
-            TILE_WIDTH / picture.width,
-            resize_to_width(picture),
-        )  # before names are drawn, to keep their size
+        # Images are resized before class names are drawn, so that the letters have the same size on all images.
+        zoom, picture = TILE_WIDTH / picture.width, resize_to_width(picture)
         draw = _drawing_context(picture)
         for corners, label in zip((boxes * zoom).tolist(), labels.tolist(), strict=True):
             _draw_box(draw, corners, str(classes[label]), COLOURS[label % len(COLOURS)], 1)

@@ -1,8 +1,8 @@
 """torchvision's detectors trained on COCO, as initial weights of a run (`--init coco`).
 
 A run starts with the backbone, feature pyramid, proposal network and heads of such a detector. In the layers with
-outputs per class, classes that are also in COCO keep their weights. Other classes get the mean over COCO's classes in
-the layers for boxes and masks, and random weights in the layer for class scores.
+outputs per class, the run's classes that are also in COCO get the published weights. Other classes get the mean over
+COCO's classes in the layers for boxes and masks, and random weights in the layer for class scores.
 """
 
 import urllib.request
@@ -88,7 +88,10 @@ PUBLISHED = (
 
 
 def choose_published(settings: DetectSettings, outlined: bool) -> PublishedDetector:
-    """Return the published detector for these settings; by default with ResNet-50, and with masks if `outlined`."""
+    """Return the published detector for these settings, by default the one with ResNet-50.
+
+    If the settings leave the choice of masks open, the detector has masks if every box has an outline (`outlined`).
+    """
     needs_masks = settings.masks == "on" or (settings.masks in (None, "auto") and outlined)
     candidates = [candidate for candidate in PUBLISHED if settings.model in (None, candidate.settings["model"])]
     if not candidates:
@@ -151,7 +154,7 @@ def _convert_names(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Convert a published state dict to the parameter names and classes of the run's detector.
 
-    `names` are COCO's categories. Return also the names of the run's classes that are in COCO.
+    `names` are COCO's categories. The second return value has the names of the run's classes that are in COCO.
     """
     index_of = {name.lower(): index for index, name in enumerate(names)}
     rows = [index_of.get(name.strip().lower().replace("_", " ")) for name in classes]
@@ -177,9 +180,9 @@ def _convert_names(
 def _convert_class_rows(value: Tensor, rows_per_class: int, rows: Sequence[int | None], fresh: Tensor | None) -> Tensor:
     """Return the rows of a layer with outputs per class, for the background and for the run's classes.
 
-    `value` has `rows_per_class` rows for the background and for each of COCO's categories; `rows` has the category of
-    each of the run's classes. Classes without a category get their rows in `fresh`, the random weights of the run's
-    layer, or the mean over COCO's categories if `fresh` is None.
+    `value` has `rows_per_class` rows for the background and for each of COCO's categories. `rows` has the index of the
+    COCO category of each of the run's classes, or None for a class that is not in COCO. A class with None gets the mean
+    over COCO's categories or, if `fresh` is given, its random weights from `fresh`, the weights of the run's layer.
     """
     grouped = value.unflatten(0, (-1, rows_per_class))
     mean = grouped[1:].mean(0)

@@ -46,7 +46,7 @@ def model(facts: DataAndMachine) -> Choice:
 
 
 def img_size(facts: BoxFacts, device: str | None) -> Choice:
-    """On a CPU, choose the size of the images, but at most `CPU_SIDE`; otherwise choose the papers' sides."""
+    """On a CPU, default to the median longer side of the images, capped at `CPU_SIDE`; else to the papers' sides."""
     if device == "cpu":
         side = min(CPU_SIDE, facts.longer)
         reason = "the size of the images" if side == facts.longer else f"reduced from {facts.longer}: {CPU_REASON}"
@@ -71,7 +71,7 @@ def finest(device: str | None, img_size: Sequence[int] | None) -> Choice:
 
 
 def anchor(facts: BoxFacts, finest: int, img_size: Sequence[int]) -> Choice:
-    """Choose anchors of 8 strides, as in the papers, or of 4 strides if small objects are smaller than such anchors."""
+    """Choose anchor sides of 8 strides, as in the papers, or of 4 strides if small objects have sides below 6."""
     side = facts.small * max(img_size)
     if side < 0.75 * 8 * finest:
         return 4, f"small objects have {side:.0f} pixels in the network's input"
@@ -99,7 +99,7 @@ def proposals(device: str | None) -> Choice:
 
 
 def time(epochs: int | None, steps: int | None, device: str | None) -> Choice:
-    """Limit the time to twenty minutes on a CPU if no length is given."""
+    """Limit the time to twenty minutes on a CPU if neither epochs nor steps are given."""
     if epochs is not None or steps is not None or device != "cpu":
         return None, ""
     return "20m", "twenty minutes; give --time 2h, or --epochs, for more"
@@ -113,7 +113,7 @@ def batch_size(facts: DataAndMachine, device: str | None) -> Choice:
 
 
 def epochs(facts: DataAndMachine, time: str | None, steps: int | None, batch_size: int) -> Choice:
-    """Choose the number of epochs in about 3000 steps, unless the time or the number of steps is given."""
+    """Choose as many epochs as take about 3000 steps, unless the time or the number of steps is given."""
     if time is not None or steps is not None:
         return None, ""
     count = max(MIN_EPOCHS, min(MAX_EPOCHS, round(DEFAULT_STEPS * batch_size / max(facts.n_train, 1))))
@@ -137,7 +137,7 @@ def min_lr() -> Choice:
 
 
 def _why_not_preserved(init: str | None, facts: DataAndMachine) -> str:
-    """Return why the backbone's initial weights are not worth preserving; "" if they are."""
+    """Return why the backbone's initial weights are not worth preserving; "" if they are worth preserving."""
     if init is None:
         return "from scratch"
     weights = facts.initial_weights
@@ -169,7 +169,7 @@ def backbone_lr(init: str | None, facts: DataAndMachine) -> Choice:
 
 
 def average(time: str | None) -> Choice:
-    """Keep a moving average over the last few hundred steps."""
+    """Keep a moving average of the weights over the last few hundred steps."""
     return 0.998, "averaged weights are more stable with few images"
 
 

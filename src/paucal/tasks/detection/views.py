@@ -162,7 +162,7 @@ class CopyPaste:
         self._chance, self._partners = chance, list(partners)
 
     def draw_partner(self, index: int) -> int | None:
-        """Draw the position of the image to paste from; None if nothing is pasted or the image itself is drawn."""
+        """Draw the position of an image to paste from; None to paste nothing, or if `index` itself was drawn."""
         if not self._partners or float(torch.rand(())) >= self._chance:
             return None
         other = self._partners[int(torch.randint(len(self._partners), ()))]

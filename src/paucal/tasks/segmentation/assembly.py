@@ -82,7 +82,7 @@ def assemble(
 def _fill_in_length(
     settings: SegmentSettings, facts: DataAndMachine, reasons: Mapping[str, str]
 ) -> tuple[SegmentSettings, dict[str, str]]:
-    """Set the default number of epochs, unless `--time` is given; set the default warm-up, if the epochs are known."""
+    """Set the epochs if neither these nor `--time` are given, and set a missing warm-up if the epochs are known."""
     reasons = dict(reasons)
     if settings.epochs is None and settings.time is None:
         settings, reasons["epochs"] = replace(settings, epochs=50), "the default without --epochs and --time"
@@ -95,7 +95,7 @@ def _fill_in_length(
 def _build_network(
     settings: SegmentSettings, data: SegmentationData, weights_input: ImageInput | None, run: RunFolder | None
 ) -> tuple[SegmentationCard, PixelObjective, list[str]]:
-    """Return the card, the objective and notes on the backbone."""
+    """Return the model card, the objective and notes on the backbone."""
     with seeded_random_weights(settings.seed):
         spec, notes = backbone_spec(settings, 0)
         # The head needs about as much memory as the backbone.
@@ -166,7 +166,7 @@ def fast_inference(settings: SegmentSettings) -> WindowOptions:
 
 
 def full_inference(settings: SegmentSettings) -> WindowOptions:
-    """Return the inference options of the test."""
+    """Return the inference options of the evaluation on the test images."""
     return WindowOptions(
         height_and_width(settings.img_size),
         settings.overlap,

@@ -108,7 +108,7 @@ def _draw_extremes(run: RunFolder, setup: SegmentationSetup, tallies: list[Tally
 
 
 def summary(setup: SegmentationSetup, outcome: Outcome, report: SegmentationReport) -> dict[str, Any]:
-    """Return the content of `summary.json`, which the report page shows, except for the next steps."""
+    """Return the content of `summary.json` without the next steps; the report page shows this content."""
     data, card, settings = setup.data, setup.card, setup.settings
     return {
         **setup.summarise(outcome),
@@ -134,7 +134,7 @@ def _crops_per_epoch(setup: SegmentationSetup) -> int:
 
 
 def result_lines(setup: SegmentationSetup, outcome: Outcome, report: SegmentationReport) -> list[str]:
-    """Return lines with the test scores and the trained model."""
+    """Return lines of text that describe the test scores and the trained model."""
     unseen, unseen_names = report.unseen, ", ".join(report.unseen[:8])
     most_common = report.confusion.sum(1).max() / max(report.confusion.sum(), 1)
     best_epoch = f"epoch {outcome.best.get('epoch', 0):g}, the best on the validation images"

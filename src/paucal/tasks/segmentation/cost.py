@@ -12,8 +12,9 @@ def segmenter_cost(
 ) -> dict[str, SubmoduleCost]:
     """Return the costs of UPerNet's "backbone", "head" and "auxiliary" head.
 
-    The multiply-adds are counted for one image of the spec's size. The auxiliary head of `auxiliary` channels counts 0
-    multiply-adds, since only training uses this head; None for a network without this head.
+    The multiply-adds are counted for one image of the spec's size. `auxiliary` is the number of channels of the
+    auxiliary head, or None for a network without this head. The auxiliary head counts 0 multiply-adds, since only
+    training uses this head.
     """
     with meta_device():
         network = segmentation_network(spec, classes, width).eval()

@@ -20,7 +20,7 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.tasks.segmentation.windows import fitting_scale
 
 MAX_TRIES = 10  # attempts to draw a crop with several classes, as in the papers' code
-MASK = "mask"  # name of the masks among a batch's label maps
+MASK = "mask"  # key of the segmentation masks in `Batch.label_maps`, the batch's dictionary of per-pixel targets
 # Constants of the photometric distortion.
 CHANGE_PROBABILITY = 0.5  # probability of each change
 MAX_BRIGHTNESS = 32.0  # maximum change of brightness, for pixel values up to 255

@@ -1,4 +1,4 @@
-"""A segmentation model: its card, which is stored in `model.json`, its network, and the prediction of masks."""
+"""A segmentation model: its model card (stored in `model.json`), its network, and the prediction of masks."""
 
 import os
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentationCard(ModelCard):
-    """The card of a model that classifies every pixel.
+    """The model card of a model that classifies every pixel.
 
     Attributes:
         head: Options of the network's head.
@@ -94,7 +94,7 @@ class SegmentationCard(ModelCard):
         coding = MaskCoding(masks["kind"], tuple(masks["values"]), masks["ignore"])
         if not isinstance(overlap, float | int) or not 0 <= overlap <= 0.9:
             raise UserError(f"model.json has windows that overlap by {overlap!r}, expected 0 to 0.9: restore the file.")
-        # Both fields are missing in older cards.
+        # An older `model.json` has neither "whole" nor "resize_to".
         is_whole, sides = stored.get("whole", False), stored.get("resize_to")
         if type(is_whole) is not bool or not (sides is None or _are_sides(sides)):
             raise UserError(
@@ -112,7 +112,7 @@ class SegmentationCard(ModelCard):
 
 @dataclass(frozen=True)
 class SegmentationModel:
-    """A trained model that segments images: its network in evaluation mode, its card, and its device."""
+    """A trained model that segments images: its network in evaluation mode, its model card, and its device."""
 
     network: nn.Module
     card: SegmentationCard

@@ -8,7 +8,7 @@ from paucal.rules.resolve import Choice
 from paucal.wording import counted
 
 CPU_MODEL, GPU_MODEL = "tf_efficientnet_lite0", "swin_tiny_patch4_window7_224"
-# Up to these numbers of training images, some settings are more cautious.
+# Some settings are more cautious if there are at most this many training images.
 FEW_IMAGES, SOME_IMAGES = 100, 500
 MIN_STEPS = 40  # minimum number of optimizer steps per epoch; each epoch ends with a validation
 MAX_CROPS = 64  # maximum number of crops per image and epoch
@@ -17,7 +17,7 @@ DEEPEST_STRIDE = 32  # stride of the deepest feature map in pixels; sides of cro
 
 
 def model(facts: DataAndMachine) -> Choice:
-    """Choose the model of the pretrained weights, else a small network on a CPU and the papers' backbone on a GPU."""
+    """Choose the model of the initial weights if it is known, else a small network on a CPU or Swin-T on a GPU."""
     if start_model := model_of_initial_weights(facts):
         return start_model
     if facts.device == "cpu":

@@ -139,7 +139,7 @@ def segmentation_report(
 ) -> SegmentationReport:
     """Return the scores over a set of images, with 95 % intervals from a bootstrap over images.
 
-    `groups` has the group of each image of the data set; the bootstrap then draws whole groups.
+    `groups` has the group of each image of the data set; if given, the bootstrap draws whole groups.
     """
     rows = _sort_by_image(tallies)
     values, scores = plain_scores(rows), PixelScores([row.confusion for row in rows])
@@ -184,7 +184,7 @@ def report_table(report: SegmentationReport) -> Table:
 
 
 def write_scores(folder: Path, report: SegmentationReport, tallies: Sequence[Tally], keys: Sequence[str]) -> None:
-    """Write the report as JSON, and the scores per class and per image, lowest mean IoU first, as CSV."""
+    """Write the report as JSON, and as CSV the scores per class, and per image with the lowest mean IoU first."""
     write_text(folder / SCORES_FILE, json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n")
     class_rows, confusion = [], report.confusion
     for index, score in enumerate(report.per_class):

@@ -189,7 +189,7 @@ def build_detector(
 
 
 def _build_heads(stages: StageMaps, classes: int, options: DetectorOptions) -> CascadeHeads | RegionHeads:
-    """Return one head, or the three heads of a cascade; these share the pooling modules, which have no weights."""
+    """Return one head, or the three heads of a cascade, which share the pooling modules (these have no weights)."""
     aligned = options.pooling == "aligned"
     pool, mask_pool = (make_pooling(stages.strides, size, aligned) for size in (BOX_POOL_SIZE, MASK_POOL_SIZE))
     shared = options.cascade and options.cascade_boxes == "shared"

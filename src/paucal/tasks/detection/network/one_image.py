@@ -34,7 +34,7 @@ MIN_PROPOSAL_SIDE, MIN_BOX_SIDE = 1e-3, 1e-2  # pixels, as in torchvision
 class EveryLevelPooling(AlignedPooling):
     """Pools each region from the maps of all levels, and selects the result from the level for the region's size.
 
-    `aligned` says whether to pool as `AlignedPooling` does, instead of torchvision's `MultiScaleRoIAlign`.
+    `aligned` says whether to pool like `AlignedPooling`, rather than like torchvision's `MultiScaleRoIAlign`.
     """
 
     def __init__(self, strides: Sequence[int], cells: int, aligned: bool) -> None:
@@ -201,7 +201,7 @@ def _constant_padding(
 def _suppress(
     boxes: Tensor, scores: Tensor, groups: Tensor, usable: Tensor, max_overlap: float, count: int
 ) -> tuple[Tensor, Tensor]:
-    """Apply non-maximum suppression within groups to the usable ones of N boxes, and return a fixed number of results.
+    """Apply non-maximum suppression within groups to the boxes marked `usable`, and return a fixed number of results.
 
     Return (count,) positions of boxes in descending order of the score, and (count,) bool, whether each box was kept.
     If fewer than `count` boxes were kept, the last positions are arbitrary.

@@ -1,6 +1,6 @@
 """Options of a detector, and the kinds of region heads.
 
-This module does not import torch, since the help of the command line lists its choices and must be fast.
+This module does not import torch, since the command-line help imports the module to list choices and must be fast.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ CascadeAverage = Literal["probabilities", "logits"]
 HEAD_CONVOLUTIONS = 4  # number of convolutions in the head "4conv1fc"
 # Maximum of every numeric option except `proposal_layers`, and maximum of `proposal_layers`
 MAX_OPTION, MAX_PROPOSAL_LAYERS = 100_000, 8
-# Options that the card of every detector contains. Options that were added later get their defaults if missing.
+# Options that every detector's `model.json` contains. Options that were added later get their defaults if missing.
 FIRST_OPTIONS = frozenset(
     ("channels", "head_dim", "finest", "anchor", "regions", "proposals", "cascade", "least_score", "most", "masks")
 )
@@ -92,7 +92,7 @@ class DetectorOptions:
             another object. "anchors": the anchor with the largest IoU, if that IoU is at least 0.3. "regions": also
             the proposal with the largest IoU, if that IoU reaches the threshold of the head.
         pooling: How a region is pooled from a feature map. "sampled": at 2 x 2 points per bin. "aligned": without the
-            misalignment by half a pixel of the map, and at more points for larger regions.
+            half-pixel shift of the original RoIAlign, and at more points for larger regions.
         pyramid_norm: Normalisation in the feature pyramid.
         proposal_layers: Number of convolutions of the proposal network.
         mask_norm: Normalisation in the mask head.
@@ -127,14 +127,14 @@ class DetectorOptions:
     anchor_sides: AnchorSides = "one"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the options as JSON values, for a model's card."""
+        """Return the options as JSON values, for `model.json`."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, stored: Any) -> Self:
-        """Read the result of `to_dict`, of this or an older version, from an untrusted file.
+        """Return the options that `to_dict` of this or an older version of paucal wrote; `stored` is not trusted.
 
-        Options that the older version did not have take their defaults, with which its detectors were trained.
+        Options that the older version did not have get their defaults, since its detectors were trained with these.
         """
         if not isinstance(stored, dict):
             raise UserError("model.json has no options of its detector: restore the file or train again.")

@@ -30,7 +30,7 @@ Targets = list[dict[str, Tensor]]
 
 
 class AlignedPooling(nn.Module):
-    """Pools regions without the misalignment by half a pixel of the map, and with more points for larger regions.
+    """Pools regions without the half-pixel shift of the original RoIAlign, and with more points for larger regions.
 
     This is torchvision's `roi_align` with `aligned=True` and adaptive sampling, as in the published code. torchvision's
     `MultiScaleRoIAlign` has no such options.
