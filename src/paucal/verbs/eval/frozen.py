@@ -330,7 +330,8 @@ def scored_matches(matches: Correspondence, geometry: Sequence[Tensor]) -> tuple
     """Return the matches that the protocol scores, and a mask of the correct matches among them.
 
     The protocol scores the most confident matches whose true position is within the second view. `matches` has a match
-    for each grid position of the first view, the most confident first; `geometry` has the (2, 3) geometry of each view.
+    for each grid position of the first view, the most confident first. `geometry` has the (2, 3) affine matrix of each
+    view, which maps positions in the view to positions in the image.
     """
     grid, (rows, columns) = matches.grids
     first, second = matches.first.cpu(), matches.second.cpu()
