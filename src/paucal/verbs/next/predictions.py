@@ -40,7 +40,7 @@ class Predictions:
     unsure: Tensor  # (N,) uncertainty of the model about each image, from 0 to 1
     features: Tensor  # (N, D) features of the images
     training_features: Tensor  # (L, D) features of the model's L training images; (0, D) if these images are unknown
-    is_unfamiliar: Tensor | None  # (N,) mask of images that differ from the training images; None if these are unknown
+    is_unfamiliar: Tensor | None  # (N,) mask of images unlike the training images; None if the latter are unknown
     descriptions: list[str]  # description of the prediction for each image, such as "cat 54 %, dog 40 %"
     # The two most probable classes of each image, with probabilities; empty unless the task is classification.
     likeliest: list[list[tuple[str, float]]]
@@ -171,7 +171,7 @@ MODELS = {CLASSIFICATION: Classifier, DETECTION: DetectorModel, SEGMENTATION: Se
 
 
 def detection_uncertainty(detections: Detections) -> float:
-    """Return the uncertainty of a detector about an image, from 0 to 1: its mean over the most uncertain objects.
+    """Return the uncertainty of a detector about an image, from 0 to 1: the mean over the most uncertain objects.
 
     The uncertainty about an object with score p is 4 p (1 - p); at most `MAX_UNCERTAIN_OBJECTS` objects are averaged.
 
