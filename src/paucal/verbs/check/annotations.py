@@ -1,4 +1,7 @@
-"""Open images with masks or boxes for `paucal check`, and report problems in their masks or boxes."""
+"""Open images with masks or boxes for `paucal check`, and report problems in their masks or boxes.
+
+A "finding" is one problem or one property of a data set in the report of `paucal check`.
+"""
 
 import os
 import re
@@ -33,7 +36,7 @@ from paucal.wording import counted, join_first_few, percent
 
 MASKS, BAD_MASKS, BOXES, SMALL_CROPS = "masks", "bad-masks", "boxes", "small-crops"
 LABEL_NOUNS = {"train": "classes", "detect": "boxes", "segment": "masks"}
-# Names of findings on labels of whole images, which do not apply to images with masks or boxes.
+# Names of the findings that are about labels of whole images. They do not apply to images with masks or boxes.
 IMAGE_LABEL_FINDINGS = ("imbalance", "alike-with-other-labels", "small-images")
 MIN_PIXEL_SHARE = 0.001  # fraction of labelled pixels below which a class is hardly learned
 BAD_BOXES = "bad-boxes"

@@ -1,4 +1,4 @@
-"""`paucal.check`: read a data set, describe it, and report problems in it."""
+"""`paucal.check`: read a data set, and report its problems and properties (the "findings")."""
 
 import os
 import shlex

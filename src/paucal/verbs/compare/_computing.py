@@ -1,4 +1,7 @@
-"""Compute a cell: train the run of the cell, or resume the run where another worker stopped; then evaluate the run."""
+"""Compute a cell, which is one run of a grid and the evaluation of this run.
+
+The run is trained or, if another worker has stopped during its training, resumed; then it is evaluated.
+"""
 
 import shutil
 import time
@@ -42,7 +45,7 @@ TEST_FRACTION = 0.2  # fraction of the images to test on, for data sets without 
 
 
 def work_silently(folder: str, end_with_parent: bool = False) -> bool:
-    """Compute the cells of a grid without console output; the entry point of worker processes and jobs. See `work`."""
+    """Compute cells of a grid without console output, as worker processes, SLURM jobs and Ray tasks do; see `work`."""
     return work(Path(folder), train_cell, end_with_parent=end_with_parent)
 
 

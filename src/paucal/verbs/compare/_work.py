@@ -20,7 +20,7 @@ from paucal.wording import one_line_message
 
 POLL_SECONDS = 2.0  # seconds between two checks of a grid while other workers are busy
 TRIES_FILE = "tries.json"  # file in a cell's folder: number of starts of the cell since its last checkpoint
-MAX_TRIES = 3  # number of crashes without a new checkpoint after which a cell is marked as failed
+MAX_TRIES = 3  # a cell is marked as failed after this many crashes without a new checkpoint
 # Function that computes a cell with a number of threads. The function returns False if a signal stopped the cell after
 # saving a checkpoint.
 Compute = Callable[[Cell, int], bool]

@@ -1,4 +1,4 @@
-"""Results of the runs of a grid, read from the run folders, and the differences between arms."""
+"""Results of the runs of a grid, read from the run folders, and differences between arms (training configurations)."""
 
 import csv
 import io
@@ -104,7 +104,7 @@ class Findings:
 
     @property
     def failed(self) -> Mapping[str, str]:
-        """Error message of each failed run, by the name of the run."""
+        """Dict from the name of each failed run to its error message."""
         return {cell.name: state.error for cell, state in self.states.items() if state.name == "failed"}
 
     @property

@@ -43,8 +43,8 @@ WITHOUT_EFFECT = ("data", "data_root", *CHANGEABLE)
 CELLS_FOLDER = "cells"
 FAILURE_FILE = "failed.json"
 EVALUATION_FOLDER = "judged"  # folder in a cell with the results of its evaluation
-# Folder in a study that contains one grid per training command. The runs of these grids train the initial weights of
-# other runs in the study.
+# Folder in the results of `paucal study` that contains one grid per training command. The runs of these grids train
+# the initial weights of other runs in the study.
 STARTS = "starts"
 # Keys in a cell's settings that are not settings of the cell's command. The value of EVALUATION is a dict of settings
 # of an additional evaluation. The value of START is the (command, name) of the arm that trains the initial weights. The
@@ -61,9 +61,9 @@ class Grid:
         fingerprint: Digest of the images and their labels.
         shared: Settings that all runs share.
         rates: Learning rates to try with the first seed; each arm keeps the rate with the best validation accuracy.
-            Empty if learning rates are not searched.
+            Empty if there is no search for learning rates.
         threads: Number of threads of each worker; stored because the results can depend on the number of threads.
-        forecast: Expected seconds of a run, by arm name.
+        forecast: Dict from the name of each arm to the expected seconds of one of its runs.
         commands: Shell commands that created or extended the grid, in order.
         verb: Command that trains the runs, such as "train"; a key of `SETTINGS_OF_VERB`.
     """

@@ -23,7 +23,7 @@ SET_BY_COMPARISON = (
     "output",
     "overwrite",
 )
-# Settings of `paucal train` that need several processes, or that split a run into several.
+# Settings of `paucal train` that need several processes, or that divide a run into several runs or calls.
 UNSUPPORTED = ("fold", "folds", "time_limit", "devices", "nodes", "strategy", "sync_bn")
 
 

@@ -190,7 +190,7 @@ def _protocol_options(settings: EvalSettings, first: FrozenBackbone) -> Protocol
 
 
 def _common_reading(subjects: Sequence[FrozenBackbone]) -> DecodeOptions:
-    """Return how to read images for all models: at the resolution of the model with the largest input.
+    """Return the decoding options of the images for all models: the resolution fits the model with the largest input.
 
     Pixel values of more than 8 bits are converted as for the first model.
     """

@@ -49,7 +49,7 @@ class Predictions:
 
 
 class Classifier:
-    """An image classifier; `reading` says how its images must be read."""
+    """An image classifier; `reading` has the options for decoding its input images."""
 
     def __init__(self, source: str, device: str) -> None:
         self.source = source
@@ -91,7 +91,7 @@ class Classifier:
 
 
 class DetectorModel:
-    """A detector; `reading` says how its images must be read."""
+    """A detector; `reading` has the options for decoding its input images."""
 
     def __init__(self, source: str, device: str) -> None:
         self.source = source
@@ -133,7 +133,7 @@ class DetectorModel:
 
 
 class Segmenter:
-    """A segmentation model; `reading` says how its images must be read."""
+    """A segmentation model; `reading` has the options for decoding its input images."""
 
     def __init__(self, source: str, device: str) -> None:
         self.source = source
@@ -141,7 +141,11 @@ class Segmenter:
         self.reading = self.model.reading
 
     def predict(self, images: ImageSet, console: Console) -> Predictions:
-        """Segment N images; uncertainties are means over pixels, features are spatial means of the last feature map."""
+        """Segment N images.
+
+        The uncertainty of an image is the mean over its pixels, and its features are the spatial mean of the last
+        feature map.
+        """
         unsure, features, sizes, descriptions = [], [], [], []
         stages: nn.Module = self.model.network.maps  # type: ignore[assignment]
         with console.progress("segmenting") as advance, record_pooled_features(stages) as take_features:
