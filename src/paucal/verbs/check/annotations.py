@@ -1,4 +1,7 @@
-"""Open images with masks or boxes for `paucal check`, and report problems in their masks or boxes."""
+"""Open images with masks or boxes for `paucal check`, and report problems in their masks or boxes.
+
+A "finding" is one problem or one property of a data set in the report of `paucal check`.
+"""
 
 import os
 import re
@@ -33,7 +36,7 @@ from paucal.wording import counted, join_first_few, percent
 
 MASKS, BAD_MASKS, BOXES, SMALL_CROPS = "masks", "bad-masks", "boxes", "small-crops"
 LABEL_NOUNS = {"train": "classes", "detect": "boxes", "segment": "masks"}
-# Names of findings on labels of whole images, which do not apply to images with masks or boxes.
+# Names of the findings that are about labels of whole images. They do not apply to images with masks or boxes.
 IMAGE_LABEL_FINDINGS = ("imbalance", "alike-with-other-labels", "small-images")
 MIN_PIXEL_SHARE = 0.001  # fraction of labelled pixels below which a class is hardly learned
 BAD_BOXES = "bad-boxes"
@@ -52,7 +55,7 @@ REPEATED_ADVICE = "remove one box of each pair, since the second counts as an er
 def open_with_masks(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | None:
     """Open images with masks as `paucal segment` does; return None if there are no masks.
 
-    An error of `paucal segment` becomes a finding.
+    If `paucal segment` would raise an error, the error is returned as a finding.
     """
     root = Path(os.path.expanduser(settings.data))  # Path.expanduser raises an error for an unknown user
     paths = [None if text is None else Path(os.path.expanduser(text)) for text in (settings.images, settings.masks)]
@@ -89,7 +92,7 @@ def training_command_of(opening_findings: Sequence[Finding]) -> str:
 
 
 def applicable_findings(findings: Sequence[Finding]) -> list[Finding]:
-    """Return `findings`, without those on labels of whole images if the images have masks or boxes."""
+    """Return `findings`; if the images have masks or boxes, omit findings on labels of whole images."""
     if not any(finding.name in (MASKS, BOXES) for finding in findings):
         return list(findings)
     return [finding for finding in findings if finding.name not in IMAGE_LABEL_FINDINGS]
@@ -163,7 +166,7 @@ def _describe_masks(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[
 def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | None:
     """Open a location with boxes in any layout that `paucal detect` supports; return None for other locations.
 
-    An error of `paucal detect` becomes a finding.
+    If `paucal detect` would raise an error, the error is returned as a finding.
     """
     data, is_requested = settings.data, settings.verb == "detect"
     path = Path(os.path.expanduser(data))
@@ -193,7 +196,7 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
 
 
 def other_label_findings(path: Path, verb: str) -> list[Finding]:
-    """Return a note on each kind of labels in the set that is ignored because the set is checked for `verb`."""
+    """Return a note on each kind of labels in the set that the command `verb` does not use."""
     return [
         Finding(f"also-{LABEL_NOUNS[other]}", "note", f"there are also {text}: check these with --verb {other}")
         for other, text in describe_labels(path).items()
@@ -272,7 +275,7 @@ def _rare_class_findings(annotated: Sequence[AnnotatedImage]) -> list[Finding]:
 def _marked_finding(
     indices: Sequence[int], marks: Sequence[np.ndarray], name: str, description: str, advice: str
 ) -> list[Finding]:
-    """Return a finding on the boxes that `marks` selects with one mask per image; [] if no box is selected."""
+    """Return a finding on the boxes selected by `marks`, a boolean mask per image; [] if no box is selected."""
     count = sum(int(mark.sum()) for mark in marks)
     if not count:
         return []

@@ -43,7 +43,8 @@ from paucal.verbs.check.settings import CheckSettings
 
 Advance = Callable[[int, int], None]
 INPUT_SIDE = 160  # input size of networks in pixels
-SMALL_INPUT_SIDE, MAX_SMALL_SIDE = 128, 64  # in pixels: input size if the median shorter side is at most 64
+# In pixels: input size for small images, and largest median of the images' shorter sides at which they count as small.
+SMALL_INPUT_SIDE, MAX_SMALL_SIDE = 128, 64
 PIXEL_SIDE = 16  # side in pixels of the thumbnails whose pixels are the features if there is no network
 FOLDS = 5  # largest number of cross-validation folds
 
@@ -79,8 +80,8 @@ class FeatureReader:
     ) -> Tensor:
         """Return (N, D) float32 features on the CPU, in the order of `indices`.
 
-        If `detail` is given, images are first reduced to a shorter side of `detail` pixels, so that an image and its
-        smaller copy have similar features.
+        If `detail` is given, images are first downscaled to a shorter side of `detail` pixels, so that an image and a
+        smaller copy of this image have similar features.
         """
         if self.module is None or self.preprocess is None:
             return _pixel_features(reduce_images(images, 4 * PIXEL_SIDE), indices, progress)
@@ -107,13 +108,13 @@ class FeatureReader:
 
 @dataclass(frozen=True)
 class ReducedInput:
-    """A view transform of reduced images. This is a class because spawned loader workers need a picklable object."""
+    """View transform that first downscales the image; a class, since spawned loader workers need a picklable object."""
 
     transform: ViewTransform
-    side: int | None  # shorter side of the reduced image in pixels; None keeps the size
+    side: int | None  # shorter side of the downscaled image in pixels; None keeps the size
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
-        """Reduce an image, and return its view and the geometry of the reduced image."""
+        """Downscale an image, and return the result of `transform` for the downscaled image."""
         shorter_side = min(image.size)
         if self.side is not None and shorter_side > self.side:
             width, height = (max(1, round(length * self.side / shorter_side)) for length in image.size)
@@ -215,7 +216,7 @@ def predict_out_of_fold(
 ) -> NDArray[np.float64]:
     """Return (N, K) out-of-fold probabilities of logistic regressions on standardised features.
 
-    The L2 penalty is chosen as for the first model of `paucal train`. All images of a group are in one fold.
+    The L2 penalty is chosen as for the linear probe of `paucal train`. All images of a group are in one fold.
     """
     penalty = fit_head(features, labels, n_classes, seed).strength
     probabilities = np.zeros((len(labels), n_classes))

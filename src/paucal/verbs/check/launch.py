@@ -1,4 +1,4 @@
-"""`paucal.check`: read a data set, describe it, and report problems in it."""
+"""`paucal.check`: read a data set, and report its problems and properties (the "findings")."""
 
 import os
 import shlex
@@ -58,7 +58,8 @@ from paucal.verbs.check.result import CheckResult, describe_set, print_result, r
 from paucal.verbs.check.settings import CheckSettings
 from paucal.wording import counted, format_duration, percent, was_or_were
 
-MAX_CONFIRMED_IMAGES = 2000  # limit of images whose features confirm near duplicates; takes 1 min on a laptop
+# Largest number of images whose features are compared to confirm near duplicates, which takes 1 min on a laptop.
+MAX_CONFIRMED_IMAGES = 2000
 _PAIRS_PER_BATCH = 1 << 14  # number of pairs whose features are in memory at the same time
 PIXEL_FEATURES = (
     "plain pixels, since there are no trained weights on this machine; pixels are poor features of photographs "
@@ -189,7 +190,7 @@ def _small_image_findings(checked_set: CheckedSet, survey: Survey) -> list[Findi
 
 
 def _open_set(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
-    """Open a set with its labels, or with the classes of its masks or boxes; without labels if this fails."""
+    """Open a set with its classes, masks or boxes; if these cannot be read, open the images without labels."""
     if settings.target is not None:
         if settings.verb not in (None, "train"):
             raise UserError(f"--target is for paucal train, but --verb is {settings.verb}: remove either one.")
@@ -220,7 +221,7 @@ def _open_with_target(settings: CheckSettings, column: str) -> tuple[ImageSet, l
 
 
 def _open_without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
-    """Open a location without labels after opening its labels failed with `problem`; return an empty set on failure.
+    """Open images without labels, after reading their labels raised `problem`; return an empty set if this fails too.
 
     If the location does not exist or a flag is wrong, `problem` is raised again, since the mistake is in the call.
     """
@@ -272,7 +273,7 @@ def _confirm_pairs(
     console: Console,
     detail: int,
 ) -> list[Pair]:
-    """Return `pairs` with the cosine similarity of their features; too many pairs are returned unchanged."""
+    """Return `pairs` with the cosine similarity of their features, or unchanged if there are too many images."""
     positions = np.asarray([(pair.first, pair.second) for pair in pairs], dtype=np.int64).reshape(-1, 2)
     paired_images, rows = np.unique(positions, return_inverse=True)
     if len(paired_images) > MAX_CONFIRMED_IMAGES:

@@ -24,7 +24,7 @@ class CheckedDataSettings(MaskFileSettings, LabelledDataSettings):
 
 @dataclass(frozen=True)
 class CheckSettings(CheckedDataSettings):
-    """Every setting of `paucal check`; the command line and `paucal.check` share it."""
+    """All settings of `paucal check`, used by the command line and by `paucal.check`."""
 
     help_group = "check"
     labels: bool = option(

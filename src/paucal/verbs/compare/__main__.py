@@ -1,4 +1,4 @@
-"""A worker as a separate process: `python -m paucal.verbs.compare FOLDER`, with the folder of a grid."""
+"""Run a worker in this process: `python -m paucal.verbs.compare FOLDER` computes cells of the grid in FOLDER."""
 
 import sys
 

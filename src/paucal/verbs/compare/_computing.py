@@ -1,4 +1,7 @@
-"""Compute a cell: train the run of the cell, or resume the run where another worker stopped; then evaluate the run."""
+"""Compute a cell, which is one run of a grid and the evaluation of this run.
+
+The run is trained or, if another worker has stopped during its training, resumed; then it is evaluated.
+"""
 
 import shutil
 import time
@@ -42,7 +45,7 @@ TEST_FRACTION = 0.2  # fraction of the images to test on, for data sets without 
 
 
 def work_silently(folder: str, end_with_parent: bool = False) -> bool:
-    """Compute the cells of a grid without console output; the entry point of worker processes and jobs. See `work`."""
+    """Compute cells of a grid without console output, as worker processes, SLURM jobs and Ray tasks do; see `work`."""
     return work(Path(folder), train_cell, end_with_parent=end_with_parent)
 
 
@@ -76,9 +79,9 @@ def train_cell(cell: Cell, threads: int, console: Console | None = None) -> bool
 
 
 def _finish_initial_weights(cell: Cell, threads: int) -> bool:
-    """Wait for the cell that trains the initial weights of `cell`, or compute that cell; return False after a signal.
+    """Wait until the cell that trains the initial weights of `cell` ends, or compute it; return False after a signal.
 
-    The other cell has usually finished already, but another call may add a seed to the grid while this worker is busy.
+    That cell has usually ended already, except if another call added a seed to the grid while this worker was busy.
     """
     start = start_of(cell)
     while start is not None and not state_of(start).settled:
@@ -107,10 +110,10 @@ def _train(cell: Cell, console: Console) -> bool:
 
 
 def _evaluate(cell: Cell, console: Console) -> None:
-    """Evaluate a cell's finished run, or its model if nothing is trained, and store the scores in the cell's folder.
+    """Evaluate a cell's finished run, or the cell's model if the cell trains nothing; store the scores in its folder.
 
-    `cell.settings[EVALUATION]` has settings of `paucal eval`. For frozen features, the entry "on" names the data set to
-    evaluate on.
+    `cell.settings[EVALUATION]` is a dict of settings of `paucal eval`. For frozen features, it may also have the key
+    "on": the data set to evaluate on.
     """
     evaluation = dict(cell.settings.get(EVALUATION, {}))
     if cell.verb == "segment":
@@ -140,7 +143,8 @@ def _feature_scores(
     data = evaluation.pop("on", None) or cell.settings.get("data", "digits")
     location = {name: cell.settings[name] for name in ("data_root", "download") if name in cell.settings}
     images = find_data(OpeningSettings(data=data, data_root=location.get("data_root")))
-    # A data set without test images is split at random, since the backbone was trained without its labels.
+    # If no image is declared a test image, the images are split at random. No label can leak into the test, since the
+    # backbone was trained without these labels.
     split = {"test_fraction": TEST_FRACTION} if set(images.declared) <= {"", "train"} else {}
     settings = EvalSettings(**{**_machine_settings(cell), **location, **split, **evaluation, "seed": cell.seed})
     protocols: list[Protocol] = [name for name in PROTOCOLS if name in settings.protocols]

@@ -18,7 +18,7 @@ _MAX_NAME = 44  # largest number of characters of an arm's name; longer names ar
 
 
 def differences_figure(findings: Findings) -> Figure | None:
-    """Draw every difference: a dot per seed, and intervals over seeds, over images, and over both; None without one."""
+    """Draw each arm's gain over its baseline, with a dot per seed and three intervals; None if no arm has a gain."""
     gains = [(arm, arm.gain) for arm in findings.arms if arm.gain is not None]
     if not gains:
         return None
@@ -58,7 +58,7 @@ def scores_figure(findings: Findings) -> Figure | None:
 
 
 def curves_figure(findings: Findings) -> Figure | None:
-    """Draw validation accuracy over epochs, or over time if the numbers of epochs differ; None without runs."""
+    """Draw validation accuracy over epochs, or over time if runs differ in epochs; None if no run has these scores."""
     arms = [
         (arm, runs)
         for arm in findings.arms

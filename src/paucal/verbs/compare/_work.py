@@ -20,7 +20,7 @@ from paucal.wording import one_line_message
 
 POLL_SECONDS = 2.0  # seconds between two checks of a grid while other workers are busy
 TRIES_FILE = "tries.json"  # file in a cell's folder: number of starts of the cell since its last checkpoint
-MAX_TRIES = 3  # number of crashes without a new checkpoint after which a cell is marked as failed
+MAX_TRIES = 3  # a cell is marked as failed after this many crashes without a new checkpoint
 # Function that computes a cell with a number of threads. The function returns False if a signal stopped the cell after
 # saving a checkpoint.
 Compute = Callable[[Cell, int], bool]
@@ -94,7 +94,7 @@ def lock_cell(cell: Cell) -> Iterator[bool]:
 
 
 def _register_try(cell: Cell) -> bool:
-    """Add a start to the count since the latest checkpoint.
+    """Count this start of a cell; the count begins again at zero after each new checkpoint.
 
     If the count is already `MAX_TRIES`, mark the cell as failed and return False.
     """
@@ -131,5 +131,5 @@ def clear_failure(cell: Cell) -> None:
 
 
 def clear_tries(cell: Cell) -> None:
-    """Reset the count of starts, since the worker did not crash."""
+    """Reset the number of starts of a cell whose worker ended without a crash, or that is computed again."""
     (cell.folder / TRIES_FILE).unlink(missing_ok=True)

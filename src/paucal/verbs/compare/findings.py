@@ -1,4 +1,4 @@
-"""Results of the runs of a grid, read from the run folders, and the differences between arms."""
+"""Results of the runs of a grid, read from the run folders, and differences between arms (training configurations)."""
 
 import csv
 import io
@@ -34,8 +34,8 @@ class Outcome:
     Attributes:
         scores: Test scores by name, such as "top1".
         validation: Validation accuracy; None if there are no validation images.
-        hits: Whether each test image was classified correctly, by the image's key.
-        groups: Group of each test image (`--group-by`), by the image's key; None if the run has stored no groups.
+        hits: Dict from the key of each test image to whether the image was classified correctly.
+        groups: Dict from the key of each test image to its group (`--group-by`); None if the run has stored no groups.
         rows: Metrics of each epoch.
         macs: Multiply-adds for one image, without the matrix products in attention; None if they cannot be counted.
     """
@@ -66,7 +66,7 @@ class ArmOutcome:
         outcomes: Results of the finished runs, by seed.
         expected: Number of runs that the arm has when all seeds of the grid are finished.
         baseline: Name of the arm that this arm is compared with; "" if there is none.
-        gain: Gain in accuracy over the baseline on their common finished seeds; None if there are no common seeds.
+        gain: Gain in accuracy over the baseline, on the seeds that both arms have finished; None without such seeds.
         rate: Chosen learning rate; None if learning rates were not searched.
     """
 
@@ -94,7 +94,7 @@ class ArmOutcome:
 class Findings:
     """The results of a grid so far.
 
-    `unreadable` has the error message for each finished run whose results cannot be read, by the name of the run.
+    `unreadable` maps the name of each finished run whose results cannot be read to the error message.
     """
 
     grid: Grid
@@ -104,7 +104,7 @@ class Findings:
 
     @property
     def failed(self) -> Mapping[str, str]:
-        """Error message of each failed run, by the name of the run."""
+        """Dict from the name of each failed run to its error message."""
         return {cell.name: state.error for cell, state in self.states.items() if state.name == "failed"}
 
     @property
@@ -167,7 +167,7 @@ def read_outcome(cell: Cell) -> Outcome:
 
 
 def _read_correct(run: RunFolder) -> dict[str, bool]:
-    """Return whether each test image was classified correctly, by the key of the image."""
+    """Return a dict from the key of each test image to whether the image was classified correctly."""
     path = run.evaluation("test") / "predictions.csv"
     try:
         lines = csv.DictReader(io.StringIO(read_text(path, MAX_BYTES, errors="surrogateescape"), newline=""))
@@ -215,10 +215,10 @@ def scores_of(cell: Cell) -> Scores:
     """Return the scores of a finished cell of a command other than `paucal train`.
 
     Returns:
-        A mapping for each score, by name of the score. The entry "trained" is the score of the trained model; "low" and
-        "high" are the ends of the interval over test images, if any; "random" is the score of random weights, for
-        frozen features only. The scores are those of the evaluation at the end of the run, such as "ap50" and
-        "mean_iou", and those of the additional evaluation, such as "knn" and "mean_iou_scales".
+        A dict from the name of each score to a dict of numbers: "trained" is the score of the trained model; "low" and
+        "high" are the ends of the interval over test images, if there is an interval; "random" is the score of random
+        weights, for frozen features only. The scores are those of the evaluation at the end of the run, such as "ap50"
+        and "mean_iou", and those of the additional evaluation, such as "knn" and "mean_iou_scales".
     """
     evaluation = read_scores(cell.folder) if cell.is_evaluated else {}
     if cell.verb not in SCORE_FILES:
@@ -235,7 +235,7 @@ def scores_of(cell: Cell) -> Scores:
 
 
 def _score_numbers(score: Any) -> dict[str, float]:
-    """Return a stored score, or a stored number, with the keys of `scores_of`; `low` and `high` only if both exist."""
+    """Convert a stored score, a dict or a number, to the keys of `scores_of`; drop "low" or "high" if alone."""
     names = {"value": "trained", "low": "low", "high": "high"}
     score = score if isinstance(score, dict) else {"value": score}
     values = {names[key]: value for key, value in score.items() if key in names}

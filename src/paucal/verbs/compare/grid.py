@@ -43,27 +43,27 @@ WITHOUT_EFFECT = ("data", "data_root", *CHANGEABLE)
 CELLS_FOLDER = "cells"
 FAILURE_FILE = "failed.json"
 EVALUATION_FOLDER = "judged"  # folder in a cell with the results of its evaluation
-# Folder in a study that contains one grid per training command. The runs of these grids train the initial weights of
-# other runs in the study.
+# Folder in the results of `paucal study` that contains one grid per training command. The runs of these grids train
+# the initial weights of other runs in the study.
 STARTS = "starts"
-# Keys in a cell's settings that are not settings of the cell's command. EVALUATION holds the settings of an additional
-# evaluation, START the (command, name) of the arm that trains the initial weights, and MODEL the model to evaluate if
-# nothing is trained.
+# Keys in a cell's settings that are not settings of the cell's command. The value of EVALUATION is a dict of settings
+# of an additional evaluation. The value of START is the (command, name) of the arm that trains the initial weights. The
+# value of MODEL is the model to evaluate if the cell trains nothing.
 EVALUATION, START, MODEL = "judging", "start", "subject"
 EXTRA_ENTRIES = (EVALUATION, START, MODEL)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """All arms with all seeds.
+    """The runs of a comparison: every arm with every seed.
 
     Attributes:
         fingerprint: Digest of the images and their labels.
         shared: Settings that all runs share.
         rates: Learning rates to try with the first seed; each arm keeps the rate with the best validation accuracy.
-            Empty if learning rates are not searched.
+            Empty if there is no search for learning rates.
         threads: Number of threads of each worker; stored because the results can depend on the number of threads.
-        forecast: Expected seconds of a run, by arm name.
+        forecast: Dict from the name of each arm to the expected seconds of one of its runs.
         commands: Shell commands that created or extended the grid, in order.
         verb: Command that trains the runs, such as "train"; a key of `SETTINGS_OF_VERB`.
     """
@@ -80,7 +80,7 @@ class Grid:
     verb: str = "train"
 
     def settings_of(self, arm: Arm) -> dict[str, Any]:
-        """Return the arm's own and shared settings, except shared settings of unused methods and losses."""
+        """Return the arm's own settings, and the shared settings except those of methods and losses it does not use."""
         values = {**self.shared, **arm.settings}
         if self.verb != "train":
             return values
@@ -145,7 +145,7 @@ def require_images(grid: Grid, fingerprint: str) -> None:
 
 
 def merge_grids(old: Grid, new: Grid) -> Grid:
-    """Return a stored grid extended by the arms and seeds of a new grid; refuse a grid that differs otherwise."""
+    """Return a stored grid extended by the arms and seeds of a new grid; refuse other images or settings."""
     require_images(old, new.fingerprint)
     if old.verb != new.verb:
         raise UserError(f"--output: {str(old.folder)!r} contains runs of 'paucal {old.verb}': choose another folder.")
@@ -287,7 +287,10 @@ def compared_cells(grid: Grid) -> list[Cell]:
 
 
 def chosen_rate(trials: list[Cell]) -> float | None:
-    """Return the rate of the first trial with the best validation accuracy; None until all end, or if all failed."""
+    """Return the learning rate of the trial with the best validation accuracy.
+
+    Return None while any trial is unfinished, or if all trials failed. Of equal trials, the first is chosen.
+    """
     states = [state_of(cell) for cell in trials]
     finished = [cell for cell, state in zip(trials, states, strict=True) if state.name == "done"]
     if not finished or not all(state.settled for state in states):
@@ -321,7 +324,7 @@ def start_of(cell: Cell) -> Cell | None:
 
 
 def start_settings(start: Cell | None) -> dict[str, str]:
-    """Return the setting `init` for a cell whose initial weights the cell `start` trains; {} if `start` is None."""
+    """Return the setting `init` of a cell that starts from the weights of the cell `start`; {} if `start` is None."""
     if start is None:
         return {}
     state = state_of(start)

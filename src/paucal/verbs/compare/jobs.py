@@ -25,9 +25,11 @@ from paucal.verbs.eval.images import find_data
 from paucal.verbs.eval.settings import OpeningSettings
 
 TIMED_STEPS = 2  # number of timed steps, after one warm-up step
-MAX_HASHED_IMAGES = 2000  # limit of images whose bytes are hashed; of others, only name, class, split and file size
+# Largest number of images whose bytes are hashed; for all images, the name, class, split and file size are hashed.
+MAX_HASHED_IMAGES = 2000
 OVERHEAD_SECONDS = 4.0  # time that a classification run needs to open images, draw figures and write the report
-PRETRAINING_OVERHEAD_SECONDS = 20.0  # time that a pre-training run needs for this and for its evaluation
+# Time that a pre-training run needs to open images, draw figures, write the report and evaluate the features.
+PRETRAINING_OVERHEAD_SECONDS = 20.0
 
 
 def job_of(verb: str) -> AnyJob:

@@ -56,7 +56,7 @@ class Comparison:
 
     @property
     def failed(self) -> Mapping[str, str]:
-        """Error message of each failed run, by the name of the run."""
+        """Dict from the name of each failed run to its error message."""
         return self.findings.failed
 
 
@@ -124,8 +124,8 @@ def compare_all(
     command: str,
     console: Console,
 ) -> Comparison:
-    """Create or extend a grid, and compute its runs; see `compare`. `named_arms` has the settings of arms by name."""
-    # All runs of a stored grid may be finished. Therefore, its workers are only checked later, when they are needed.
+    """Create or extend a grid, and compute its runs; see `compare`. `named_arms` maps names of arms to settings."""
+    # A stored grid may need no workers, if all its runs are finished. So they are only checked when they are started.
     is_stored = grid_settings.output is not None and is_grid_folder(expand_user_path(grid_settings.output))
     _check_workers(grid_settings, 0 if is_stored else grid_settings.jobs)
     arms = make_arms(grid_settings, named_arms)

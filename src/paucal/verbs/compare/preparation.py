@@ -43,10 +43,10 @@ def prepare_grid(
 ) -> Grid:
     """Check every arm, measure how long its runs take, and store the grid or extend the stored grid.
 
-    `command` is the shell command to store with the grid. By default, the images of `paucal train` are opened, and a
-    few steps of each run are timed; `images` has other images with the command that trains on them, and `seconds`
-    returns the expected seconds of a run from its settings. `before` is called with the new grid after all checks,
-    before workers can see the grid.
+    `command` is the shell command to store with the grid. `images` are the images and the command that trains on them;
+    by default, the images of `paucal train` are opened. `seconds` is a function from the settings of a run to its
+    expected seconds; by default, a few steps of each run are timed. `before` is called with the new grid after all
+    checks, before workers can see the grid.
     """
     folder, verb = _comparison_folder(grid_settings, shared), "train" if images is None else images.verb
     stored_grid = read_grid(folder) if is_grid_folder(folder) else None
@@ -119,7 +119,7 @@ def _pin_paths(verb: str, values: Mapping[str, Any], data_root: str | None = Non
 
 
 def _threads_of_worker(grid_settings: GridSettings) -> int:
-    """Return the threads of a worker: SLURM's cpus_per_task, or the cores of this machine divided by workers."""
+    """Return the number of threads per worker: SLURM's cpus_per_task, or this machine's cores divided by workers."""
     requested = slurm_options(grid_settings.slurm).get("cpus_per_task") if grid_settings.on == "slurm" else None
     if isinstance(requested, int):
         return requested

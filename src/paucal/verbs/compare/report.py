@@ -159,7 +159,7 @@ def _describe_required_sample(gain: Difference) -> str:
 
 
 def fairness(findings: Findings) -> list[str]:
-    """Return sentences that compare the conditions of arms and baselines: epochs, time, size and learning rate."""
+    """Return sentences on how equal the training of arms and baselines was: epochs, time, size and learning rate."""
     arms_by_name = {arm.name: arm for arm in findings.arms}
     lines = [_describe_training_lengths(findings)]
     for arm in findings.arms:
@@ -238,7 +238,7 @@ def describe_selection(findings: Findings) -> str:
 
 
 def arm_rows(findings: Findings) -> list[dict[str, str]]:
-    """Return a table row per arm, as formatted text by column name."""
+    """Return a table row per arm: a dict from column names to formatted text."""
     rows = []
     for arm in findings.arms:
         top1, gain, seconds = arm.top1, arm.gain, arm.mean("seconds")

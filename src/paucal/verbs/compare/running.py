@@ -96,7 +96,7 @@ def require_workers(on: str, slurm: Sequence[str] | None = None, count: int = 1)
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a grid, with the workers that other calls have started.
+    """State of every cell of a grid, expected remaining time, and number of busy workers that other calls started.
 
     `left` is the expected time in seconds until every cell is done or has failed; None if unknown.
     """

@@ -23,7 +23,7 @@ SET_BY_COMPARISON = (
     "output",
     "overwrite",
 )
-# Settings of `paucal train` that need several processes, or that split a run into several.
+# Settings of `paucal train` that need several processes, or that divide a run into several runs or calls.
 UNSUPPORTED = ("fold", "folds", "time_limit", "devices", "nodes", "strategy", "sync_bn")
 
 
@@ -143,9 +143,9 @@ def short_names(arms: Sequence[Arm]) -> list[str]:
 def baseline_of(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
     """Return the baseline that an arm is compared with; None for the first arm.
 
-    Only arms with the same fraction of the images are compared. Of these arms, the baseline is the first with the same
-    network or, if that arm has the same `way`, the first of all. If any arm names its baseline in `against`, arms
-    without `against` have no baseline.
+    Only arms with the same fraction of the images are compared. If any of these arms sets `against`, the baseline is
+    the arm whose `way` is `arm.against`; an arm without `against` has no baseline. Otherwise, the baseline is the first
+    arm with the same network; if that arm has the same `way`, the baseline is the first arm with any network.
     """
     same_share = [other for other in arms if other.share == arm.share]
     if any(other.against for other in same_share):

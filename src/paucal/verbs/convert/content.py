@@ -88,7 +88,7 @@ class Content:
         kind: Command that trains on the labels: "detect" for boxes, "segment" for masks, "train" for classes.
         numbers: Class numbers, by class name.
         mask: Function that returns the (H, W) class numbers of the image at a position; None if there are no masks.
-        lost: How many objects or labels of each kind the target layout cannot store, by description of the kind.
+        lost: Numbers of objects or labels that the target layout cannot store, by a description of what is lost.
         model: Name of the model that predicted the labels; "" for human labels.
     """
 
@@ -107,7 +107,7 @@ class Content:
 
 
 def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: ReportProgress) -> Content:
-    """Read a set with its labels, which are of the first kind in `kinds` that the set contains."""
+    """Read a set with its labels of one kind: the first kind in `kinds` that the set contains."""
     path = Path(settings.data).expanduser()
     has_masks = settings.images is not None or settings.masks is not None
     kinds_found = {"segment": "masks"} if has_masks else describe_labels(path) if path.exists() else {}
@@ -211,5 +211,5 @@ def _read_classes(settings: ConvertSettings, path: Path, progress: ReportProgres
 
 
 def number_classes(classes: Sequence[str]) -> dict[str, int]:
-    """Return a number for each class, counted from 0, by class name."""
+    """Return a dict from class names to class numbers, counted from 0."""
     return {name: number for number, name in enumerate(classes)}

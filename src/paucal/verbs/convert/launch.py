@@ -27,7 +27,7 @@ class Converted:
     Attributes:
         folder: Folder of the images and their labels, for the command that trains on these labels.
         images: Number of images.
-        lost: How many objects or labels of each kind the layout cannot store, by description of the kind.
+        lost: Numbers of objects or labels that the layout cannot store, by a description of what is lost.
         said: Lines that the command line prints.
     """
 

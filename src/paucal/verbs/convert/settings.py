@@ -12,7 +12,7 @@ Form = Literal["yolo", "coco", "voc", "masks", "csv", "folders", "label-studio",
 
 @dataclass(frozen=True)
 class ConvertSettings(MaskFileSettings, LabelledDataSettings):
-    """Every setting of `paucal convert`; the command line and `paucal.convert` share it."""
+    """All settings of `paucal convert`, used by the command line and by `paucal.convert`."""
 
     help_group = "convert"
     output: str | None = option("new or empty folder for the images and their labels")

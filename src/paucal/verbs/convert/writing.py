@@ -113,7 +113,7 @@ def _object_area(obj: AnnotatedObject) -> float:
 
 
 def write_voc(content: Content, folder: Path) -> None:
-    """Write Annotations/*.xml, and the list of the images of each split into ImageSets/Main."""
+    """Write Annotations/*.xml and, for each split, a list of its images in ImageSets/Main."""
     for item in content.items:
         height, width = item.size
         objects = ""
@@ -202,7 +202,7 @@ def _class_folder(item: Item) -> str:
 
 
 def write_folders(content: Content, folder: Path) -> None:
-    """Check that folders can represent the labels (there are no label files): one class per image, distinct names."""
+    """Check that class folders can store the labels: one class per image, distinct names. No label file is written."""
     unsupported = next((item for item in content.items if len(item.labels) != 1), None)
     if unsupported is not None:
         raise UserError(

@@ -41,7 +41,7 @@ class ClassifiedSet:
         data: Name of the data set.
         report: Scores with intervals, scores by class, and the confusion matrix.
         folder: Folder of the tables and figures.
-        real: Accuracy by the labels in `real_labels`; None if `real_labels` was not given.
+        real: Accuracy with the labels of the file `--real-labels`; None if no file was given.
     """
 
     data: str
@@ -51,7 +51,7 @@ class ClassifiedSet:
 
 
 def evaluate_classifier(run: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[ClassifiedSet]:
-    """Evaluate the classifier of a run on each data set, by default the run's own; print and store the reports."""
+    """Evaluate the classifier of a run on each data set, by default its own; print and store the reports."""
     folder = open_model_folder(run)
     model = load_trained(folder, settings.device).require_classifier()
     if settings.mirror:
@@ -64,7 +64,7 @@ def evaluate_classifier(run: str, data: Sequence[str], settings: EvalSettings, c
     results = []
     for target in data or [None]:
         is_own = target is None or is_data_of_run(folder, target, settings)
-        # The run's own images are computed as at the end of training, so that the scores are the same.
+        # The run's own images are evaluated in float32, as at the end of training, so that the scores are the same.
         precision = "32-true" if is_own and settings.precision is None else settings.precision
         set_settings = replace(settings, precision=precision)
         selection = _choose_images(folder, target, is_own, set_settings, model, console)

@@ -192,7 +192,7 @@ def _protocol_options(settings: EvalSettings, first: FrozenBackbone) -> Protocol
 
 
 def _common_reading(subjects: Sequence[FrozenBackbone]) -> DecodeOptions:
-    """Return how to read images for all models: at the resolution of the model with the largest input.
+    """Return the decoding options of the images for all models: the resolution fits the model with the largest input.
 
     Pixel values of more than 8 bits are converted as for the first model.
     """
@@ -332,7 +332,8 @@ def scored_matches(matches: Correspondence, geometry: Sequence[Tensor]) -> tuple
     """Return the matches that the protocol scores, and a mask of the correct matches among them.
 
     The protocol scores the most confident matches whose true position is within the second view. `matches` has a match
-    for each grid position of the first view, the most confident first; `geometry` has the (2, 3) geometry of each view.
+    for each grid position of the first view, the most confident first. `geometry` has the (2, 3) affine matrix of each
+    view, which maps positions in the view to positions in the image.
     """
     grid, (rows, columns) = matches.grids
     first, second = matches.first.cpu(), matches.second.cpu()

@@ -73,7 +73,7 @@ def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: st
 
     If all images are images of the run, wherever they are stored, the splits of the run apply. Otherwise, an image is
     left out if its label was used to train or select the run, or an earlier run that gave the run's initial weights.
-    `target` is DATA as given; None for the images of the run.
+    `target` is the argument DATA of `paucal eval`; None for the images of the run.
     """
     run_part = split_of_run(part)
     if target is None:
@@ -126,8 +126,8 @@ def is_data_of_run(run: RunFolder, target: str, settings: LabelledDataSettings) 
 def _declared_positions(images: ImageSet, part: str | None, target: str) -> NDArray[np.int64]:
     """Return the positions of the images whose declared split is `part`.
 
-    If `part` is None or "test", these are the images declared as held out. If none are held out, these are all images,
-    or a UserError is raised if `part` is "test".
+    If `part` is "test" or None, return the positions of the images that are declared as held out. If there are no such
+    images, return all positions if `part` is None, and raise a UserError if `part` is "test".
     """
     declared, held_out = np.asarray(images.declared, dtype="<U6"), held_out_part(images.declared)
     declared_part = held_out if part in (None, TEST) else part

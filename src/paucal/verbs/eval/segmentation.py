@@ -63,7 +63,7 @@ class SegmentedSet:
 def evaluate_segmenter(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[SegmentedSet]:
     """Evaluate the segmentation model of a run on each set of images with masks, by default on the run's own images.
 
-    Windows and scales are the same as at the end of the run, unless `settings` has other scales or mirroring.
+    Sliding windows and image scales are those of the run's own evaluation, unless `settings` sets scales or mirroring.
     """
     check_factors("scales", settings.scales)
     run = open_model_folder(model)

@@ -80,7 +80,7 @@ class FrozenSettings:
 
 @dataclass(frozen=True)
 class EvalSettings(FrozenSettings, ScoringSettings, OpeningSettings):
-    """Every setting of `paucal eval`; the command line and `paucal.evaluate` share it."""
+    """All settings of `paucal eval`, used by the command line and by `paucal.evaluate`."""
 
     @property
     def protocols(self) -> list[Choice]:

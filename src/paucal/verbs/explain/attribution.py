@@ -15,7 +15,7 @@ from paucal.types import UserError
 from paucal.verbs.explain.inputs import ExplainInput, stack_views
 from paucal.wording import did_you_mean, join_first_few
 
-MAX_CELLS = 56  # longest side of a map that is drawn unchanged; a larger map is averaged to a coarser grid
+MAX_CELLS = 56  # a map with a longer side, in grid positions, is averaged to a coarser grid before it is drawn
 
 
 def choose_method(model: TrainedModel, requested: str) -> tuple[str, str]:
@@ -35,7 +35,7 @@ def choose_method(model: TrainedModel, requested: str) -> tuple[str, str]:
     return requested, f"method: {METHODS[requested].title}"
 
 
-_NEEDS = {"attention": "attention", "rules": "a ViT, DeiT, LV-ViT or DHVT"}  # requirement on the model, by method
+_NEEDS = {"attention": "attention", "rules": "a ViT, DeiT, LV-ViT or DHVT"}  # words for `needs` of a method
 
 
 def class_numbers(model: TrainedModel, names: Sequence[str] | None) -> list[int] | None:

@@ -1,8 +1,8 @@
 """Views of the patches of an image: offsets (`--show localization`), classes (`tokens`) and matches (`matches`).
 
 A "patch" is one grid position of a feature map here, even if the network does not divide images into patches.
-The model of a run lacks DrLoc's localization head; the head is read from the checkpoint of the best epoch or, if
-the run has no validation images, of the last epoch.
+The saved model of a run does not contain DrLoc's localization head. The head is read from the checkpoint of the best
+epoch or, if the run has no validation images, of the last epoch.
 """
 
 import re

@@ -60,7 +60,7 @@ def stack_views(batch: Sequence[ExplainInput], model: TrainedModel) -> Tensor:
 
 
 def view_of(images: Tensor, model: TrainedModel, other: TrainedModel) -> Tensor:
-    """Convert (B, 3, H, W) inputs of `model` to inputs of `other`, with its normalisation and input size."""
+    """Convert (B, 3, H, W) inputs of `model` to the normalisation and input size of the model `other`."""
     old_input, new_input = model.card.preprocessing, other.card.preprocessing
     images = images.to(other.device)
     if (old_input.mean, old_input.std) != (new_input.mean, new_input.std):
@@ -75,5 +75,5 @@ def view_of(images: Tensor, model: TrainedModel, other: TrainedModel) -> Tensor:
 
 
 def stem(name: str) -> str:
-    """Return an image's name without the suffix, with which the names of the image's figures begin."""
+    """Return an image's name without its suffix; the file names of the image's figures begin with this stem."""
     return Path(name).stem or name

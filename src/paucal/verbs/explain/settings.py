@@ -1,4 +1,4 @@
-"""The settings of `paucal explain`, and the views that use each of them."""
+"""The settings of `paucal explain`, and which views use each setting."""
 
 import re
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class FigureSettings:
 
 @dataclass(frozen=True)
 class ExplainSettings(FigureSettings, ExplanationSettings):
-    """Every setting of `paucal explain`; the command line and `paucal.explain_images` share it."""
+    """All settings of `paucal explain`, used by the command line and by `paucal.explain_images`."""
 
 
 PATCH_POSITION = re.compile(r"\s*(\d{1,6})\s*,\s*(\d{1,6})\s*")  # value ROW,COLUMN of --token

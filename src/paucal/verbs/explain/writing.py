@@ -22,7 +22,7 @@ _INVALID_CHARACTERS = re.compile(r"[^\w.-]+")
 def choose_output_folder(output: str | None, sources: Sequence[Any], default: Path = DEFAULT) -> Path:
     """Return the folder `output`, or the next numbered folder in `default` if no output is given.
 
-    A folder with files is refused, and also a folder inside one of `sources`, the folders of images.
+    A UserError is raised if the folder is not empty, or lies inside a folder of images in `sources`.
     """
     if output is None:
         numbers = [int(path.name) for path in default.glob("*") if path.name.isdigit()]

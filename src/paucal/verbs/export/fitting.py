@@ -108,7 +108,7 @@ class Candidate:
     format: str  # name of the format
     int8: bool  # whether the file has weights and activations of 8 bits
     folder: Path  # folder that contains the file and any other files that it needs
-    comparison: Comparison  # with the model, on validation images
+    comparison: Comparison  # comparison of the file with the model on validation images
     model: str = ""  # name of the student in the file, for messages; "" if the file contains the run's own model
 
     @property

@@ -1,4 +1,4 @@
-"""Export graphs: write each file, run it on real images, and keep it only if its outputs agree with the model's."""
+"""Export a model's graph: write a file per format, and keep the files whose outputs on images match the model's."""
 
 import shutil
 import tempfile
@@ -27,13 +27,13 @@ from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.subjects import Subject
 from paucal.wording import counted, percent
 
-# Tolerance of probabilities for graphs that include the preprocessing, since such graphs round some pixels differently.
+# Accepted difference of probabilities if a graph includes the preprocessing, which rounds some pixels differently.
 PIXELS_TOLERANCE = 0.05
 # Factors that raise the tolerance for models with many outputs per image, since the largest of many differences counts.
 TOLERANCE_FACTORS = {"pixels": 5, "objects": 5}
 # Minimum fraction of a file's predictions that must equal the model's, for full-precision files and for 8-bit files.
 MIN_AGREEMENT, MIN_INT8_AGREEMENT = 0.95, 0.75
-# Texts for the agreement and for the accuracy in messages, by the model's `unit`.
+# For each `unit` of a model: the words for the agreement of a file with the model, and the name of the accuracy.
 COMPARISON_TEXTS = {
     "images": ("the same class for {}", "accuracy"),
     "numbers": ("equal predictions, within a tenth of the target's standard deviation, for {}", "accuracy"),

@@ -78,4 +78,4 @@ class LimitSettings:
 
 @dataclass(frozen=True)
 class ExportSettings(LimitSettings, ComparisonSettings, FileSettings):
-    """Every setting of `paucal export`; the command line and `paucal.export_model` share it."""
+    """All settings of `paucal export`, used by the command line and by `paucal.export_model`."""

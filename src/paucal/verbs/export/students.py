@@ -22,7 +22,8 @@ from paucal.verbs.export.subjects import ClassifierSubject
 
 SIDES = (224, 192, 160, 128, 96, 64)  # sides in pixels of the square inputs of students
 UNTRAINED_STUDENT = "mobilenetv2_050"  # network with 0.7 M parameters that is trained from scratch
-# Settings of the run that determine its images; the split of the run is passed as a file.
+# Settings of the run that are passed to the training of the student, since they determine the images. The split is
+# passed as a file.
 IMAGE_SETTINGS = (
     *("data", "data_root", "image_column", "label_column", "label_separator", "channels", "classes", "on_bad_image"),
     *("resize", "hflip", "seed", "workers"),

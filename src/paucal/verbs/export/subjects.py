@@ -32,7 +32,8 @@ from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.tasks.segmentation.windows import pixel_probabilities
 from paucal.types import UserError
 
-MAX_EQUAL_DEVIATION = 0.1  # predictions count as equal up to this many standard deviations of the target
+# Predictions count as equal if they differ by at most this many standard deviations of the target.
+MAX_EQUAL_DEVIATION = 0.1
 # (images, split, function from the position of an image to its label). The function is None if there are no labels.
 ExportImages = tuple[ImageSet, Split, Callable[[int], Tensor] | None]
 
@@ -162,7 +163,7 @@ class DetectorSubject:
                 "--with-preprocessing is for classifiers, but this model is a detector: remove --with-preprocessing."
             )
         height, width = self.card.resize_to
-        # Without unequal sides and padding in the example, tracing would assume equal sides and no padding.
+        # The example has unequal sides and needs padding; otherwise, tracing would assume equal sides and no padding.
         example = torch.zeros(1, self.card.backbone.in_chans, height - 5, width + 27)
         return Graph(self.network, example, {2: "height", 3: "width"}, "images", "objects")
 

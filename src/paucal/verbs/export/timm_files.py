@@ -33,7 +33,7 @@ def write_timm_files(
 
 
 def find_hub_files(path: Path, run: RunFolder, subject: ClassifierSubject, settings: ExportSettings) -> list[Path]:
-    """Return the files in a folder that are equal to all files that `--format hub` would write; [] if one differs."""
+    """Return the files of `--format hub` in a folder; [] if any differs from the file that would be written now."""
     with TemporaryDirectory(prefix="paucal-export-") as temporary:
         names = [file.name for file in write_timm_files(Path(temporary), run, subject, settings, True)]
         equal_names, _, _ = filecmp.cmpfiles(temporary, path, names, shallow=False)

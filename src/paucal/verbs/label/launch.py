@@ -1,4 +1,4 @@
-"""`paucal.label`: label maps from a run, a published classifier or published maps.
+"""`paucal.label`: make label maps with a run or a published classifier, or convert published label maps.
 
 Only one process at a time may write into a folder of maps, since two processes would both compute the missing maps.
 """
@@ -229,7 +229,7 @@ def report_maps(facts: MapFacts, count: int, output: Path, console: Console) -> 
 def _test_teacher(
     images: ImageSet, teacher: Teacher, trained_keys: Collection[str], device: torch.device, batch_size: int
 ) -> TeacherCheck:
-    """Test a teacher on a sample of the images that did not train it, or on a sample of all images if all did."""
+    """Test a teacher on a sample of the images that it was not trained on or, if there are none, of all images."""
     unknown = [name for name in images.classes if name not in set(teacher.classes)]
     if unknown:
         raise UserError(

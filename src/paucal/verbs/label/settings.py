@@ -10,7 +10,7 @@ MIN_ACCURACY = 0.5  # default fraction of labelled images that the mean of their
 
 @dataclass(frozen=True)
 class LabelSettings(LabelledDataSettings):
-    """Every setting of `paucal label`; the command line and `paucal.label` share it."""
+    """All settings of `paucal label`, used by the command line and by `paucal.label`."""
 
     help_group = "label maps"
     teacher: str | None = option("run folder, or a timm model with its weights")

@@ -45,7 +45,7 @@ class ToLabel:
         label: Predicted label, to be corrected: the class of the image, several classes separated by ";", or for a
             segmentation model the largest classes with their percentage of the pixels.
         unsure: Uncertainty of the model about the image, from 0 to 1.
-        by: How the image was chosen: "choice" by uncertainty and similarity, "random" at random.
+        by: How the image was chosen: "choice" (by uncertainty and similarity) or "random".
         reason: Text with the prediction for the image and the reason for choosing the image.
     """
 

@@ -40,7 +40,7 @@ class Predictions:
     unsure: Tensor  # (N,) uncertainty of the model about each image, from 0 to 1
     features: Tensor  # (N, D) features of the images
     training_features: Tensor  # (L, D) features of the model's L training images; (0, D) if these images are unknown
-    is_unfamiliar: Tensor | None  # (N,) mask of images that differ from the training images; None if these are unknown
+    is_unfamiliar: Tensor | None  # (N,) mask of images unlike the training images; None if the latter are unknown
     descriptions: list[str]  # description of the prediction for each image, such as "cat 54 %, dog 40 %"
     # The two most probable classes of each image, with probabilities; empty unless the task is classification.
     likeliest: list[list[tuple[str, float]]]
@@ -49,7 +49,7 @@ class Predictions:
 
 
 class Classifier:
-    """An image classifier; `reading` says how its images must be read."""
+    """An image classifier; `reading` has the options for decoding its input images."""
 
     def __init__(self, source: str, device: str) -> None:
         self.source = source
@@ -91,7 +91,7 @@ class Classifier:
 
 
 class DetectorModel:
-    """A detector; `reading` says how its images must be read."""
+    """A detector; `reading` has the options for decoding its input images."""
 
     def __init__(self, source: str, device: str) -> None:
         self.source = source
@@ -133,7 +133,7 @@ class DetectorModel:
 
 
 class Segmenter:
-    """A segmentation model; `reading` says how its images must be read."""
+    """A segmentation model; `reading` has the options for decoding its input images."""
 
     def __init__(self, source: str, device: str) -> None:
         self.source = source
@@ -141,7 +141,11 @@ class Segmenter:
         self.reading = self.model.reading
 
     def predict(self, images: ImageSet, console: Console) -> Predictions:
-        """Segment N images; uncertainties are means over pixels, features are spatial means of the last feature map."""
+        """Segment N images.
+
+        The uncertainty of an image is the mean over its pixels, and its features are the spatial mean of the last
+        feature map.
+        """
         unsure, features, sizes, descriptions = [], [], [], []
         stages: nn.Module = self.model.network.maps  # type: ignore[assignment]
         with console.progress("segmenting") as advance, record_pooled_features(stages) as take_features:
@@ -171,7 +175,7 @@ MODELS = {CLASSIFICATION: Classifier, DETECTION: DetectorModel, SEGMENTATION: Se
 
 
 def detection_uncertainty(detections: Detections) -> float:
-    """Return the uncertainty of a detector about an image, from 0 to 1: its mean over the most uncertain objects.
+    """Return the uncertainty of a detector about an image, from 0 to 1: the mean over the most uncertain objects.
 
     The uncertainty about an object with score p is 4 p (1 - p); at most `MAX_UNCERTAIN_OBJECTS` objects are averaged.
 

@@ -23,7 +23,7 @@ from paucal.evaluation.principal_axes import principal_axes
 
 MAX_COMPARED = 8192  # limit of compared images, unless more are to be chosen; similarities take up 256 MiB
 MAX_AXES = 64  # number of principal axes along which images are compared
-NEIGHBOUR_RANK = 5  # rank of the nearest neighbour at whose median distance the similarity is one half
+NEIGHBOUR_RANK = 5  # similarity is one half at the median distance to the nearest neighbour of this rank
 MIN_SQUARED_DISTANCE = 1e-6  # between vectors of length 1; smaller squared distances are rounding errors
 
 
@@ -40,8 +40,8 @@ class Choice:
 def margin_uncertainty(shares: Tensor, several: bool = False) -> Tensor:
     """Return the (N,) uncertainty about each image, from 0 to 1: one minus the margin between the top two classes.
 
-    `shares` are (N, K) calibrated probabilities. If an image may have several labels (`several`), the margin is the
-    difference between the probabilities that the image has, and does not have, the most uncertain label.
+    `shares` are (N, K) calibrated probabilities. If an image may have several labels (`several`), the margin is
+    |p - (1 - p)| = |2 p - 1|, where p is the probability of the most uncertain label.
     """
     if several or shares.shape[1] < 2:
         return 1 - (2 * shares - 1).abs().amin(1)
@@ -52,7 +52,7 @@ def margin_uncertainty(shares: Tensor, several: bool = False) -> Tensor:
 def choose(
     unsure: Tensor, features: Tensor, labelled: Tensor, count: int, random_share: float = 0.0, seed: int = 0
 ) -> list[Choice]:
-    """Choose `count` images to label, the most useful images first; the last fraction `random_share` is random.
+    """Choose `count` images to label: the most useful first, and a fraction `random_share` drawn at random last.
 
     `unsure` is the (N,) uncertainty of each image, with (N, D) features; `labelled` has the (L, D) features of labelled
     images, where L may be 0.
@@ -75,10 +75,10 @@ def choose(
 
 
 def directions(features: Tensor, labelled: Tensor) -> tuple[Tensor, Tensor]:
-    """Project (N, D) features of unlabelled and (L, D) features of labelled images onto R axes, and normalise them.
+    """Project (N, D) features of unlabelled and (L, D) features of labelled images onto R axes.
 
-    The axes are the strongest principal axes of the unlabelled images, at most `MAX_AXES`. Return (N, R) and (L, R)
-    vectors of length 1.
+    The axes are the strongest principal axes of the unlabelled images, at most `MAX_AXES`. Return the projected
+    vectors, (N, R) and (L, R), scaled to length 1.
     """
     features = features.float()
     mean = features.mean(0)

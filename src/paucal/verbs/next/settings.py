@@ -38,4 +38,4 @@ class OutputSettings:
 
 @dataclass(frozen=True)
 class NextSettings(OutputSettings, ChoiceSettings, DataSettings):
-    """Every setting of `paucal next`; the command line and `paucal.next_images` share it."""
+    """All settings of `paucal next`, used by the command line and by `paucal.next_images`."""

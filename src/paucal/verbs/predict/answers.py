@@ -116,7 +116,7 @@ class Predictions(TableList[Prediction]):
 
 
 def csv_lines(rows: Iterable[Prediction], card: ModelCard, top_k: int | None = None) -> Iterator[str]:
-    """Yield one line per image: path, class, confidence, and a probability per class.
+    """Yield a header, then one line per image: path, class, confidence, and a probability per class.
 
     For a multi-label model, the line has all classes that reach their thresholds, separated by ";", and no confidence.
     If `top_k` is given, the line has the names and probabilities of the `top_k` most probable classes instead of a
@@ -220,7 +220,7 @@ def predict_batches(
 def _batches(
     pictures: InputImages, settings: PredictSettings, console: Console, start: int
 ) -> Iterator[tuple[int, list[Image.Image | UnreadableImage]]]:
-    """Yield the position of the first image and the images, including unreadable images, of each batch."""
+    """Yield each batch as the position of its first image and the list of its images, including unreadable images."""
     first, batch, n_readable = start, [], 0
     for position in range(start, len(pictures)):
         picture = pictures.read_or_skip(position, settings.on_bad_image, console)

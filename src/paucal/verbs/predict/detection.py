@@ -133,7 +133,7 @@ def find_objects(
 
 
 def object_cells(row: Objects) -> list[list[str]]:
-    """Return the CSV row of each confident detection, without the column of the path."""
+    """Return the CSV row of each confident detection, without the column "path"."""
     confident = row.found.above(MIN_SHOWN_SCORE)
     return [
         [row.classes[label], f"{score:.4f}", *(f"{value:.1f}" for value in box)]

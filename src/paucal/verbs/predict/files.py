@@ -34,7 +34,7 @@ def predict_to_files(
     if targets.features is None or not (outputs.output is None and outputs.sheet is None and outputs.top_k is None):
         trained.require_classifier()
     journal_folder = None if targets.first is None else targets.first.with_name(targets.first.name + JOURNAL_SUFFIX)
-    if settings.precision is None and journal_folder is not None:  # a new measurement must not change the precision
+    if settings.precision is None and journal_folder is not None:  # keep the precision of the interrupted call
         settings = replace(settings, precision=stored_precision(journal_folder))
     model, pictures, settings = open_pictures(trained, paths, settings, console)
     if journal_folder is None:
@@ -54,7 +54,7 @@ def predict_to_files(
 
 
 def _prediction_facts(source: str, settings: PredictSettings, targets: Targets) -> dict[str, Any]:
-    """Return what the exact predictions depend on: the digest of the model, and settings by flag."""
+    """Return a dict of the values that determine the exact predictions: the model's digest, and settings by flag."""
     return {
         "model": model_digest(source),
         "--mirror": settings.mirror,

@@ -39,8 +39,8 @@ class Journal:
     """A folder of Arrow streams, one for each call that computed some of the predictions.
 
     A block is ignored if it is incomplete because its process died. Numbers are stored without rounding, so that the
-    files written from a journal do not depend on how often the work was interrupted. `about` has the values that the
-    predictions depend on, by their names in messages, such as "model" and "--mirror".
+    files written from a journal do not depend on how often the work was interrupted. `about` maps names for messages,
+    such as "model" and "--mirror", to the values that the predictions depend on.
     """
 
     def __init__(self, folder: Path, n_classes: int, about: Mapping[str, Any]) -> None:

@@ -37,7 +37,7 @@ KIND_NOUNS: dict[Kind, str] = {"detect": "boxes", "segment": "masks", "train": "
 
 class _PredictionInput(NamedTuple):
     source: str  # run folder or exported file
-    paths: Sequence[str]  # files, folders and patterns as given
+    paths: Sequence[str]  # files, folders and patterns that the user gave
     images: ImageSet  # the images of all paths
     names: Sequence[str]  # path of each image
 

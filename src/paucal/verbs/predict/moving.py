@@ -37,10 +37,10 @@ from paucal.wording import counted
 
 EVERY_FRAME = "frame"  # value of --every that selects each frame
 TIMED_BATCH_SIZES = (1, 4, 16, 64)  # numbers of images per forward pass among which the fastest is chosen
-MIN_RELATIVE_SPEED = 0.95  # minimum ratio of the chosen batch size's images per second to the highest
+MIN_RELATIVE_SPEED = 0.95  # minimum speed of the chosen batch size, as a fraction of the highest speed
 Rows = Sequence[Sequence[object]]
 POLL_SECONDS = 1.0  # time between two checks of a watched folder
-MAX_UNREADABLE_SECONDS = 10.0  # seconds without a change of an unreadable image file after which the file is skipped
+MAX_UNREADABLE_SECONDS = 10.0  # an unreadable image file is skipped when it has not changed for this many seconds
 _Stamp = tuple[int, int]  # file size in bytes, modification time in nanoseconds
 
 

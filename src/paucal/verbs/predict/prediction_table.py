@@ -22,17 +22,17 @@ ABOUT_FILE, MAX_ABOUT_BYTES = "about.json", 1 << 20
 class PredictionTable:
     """Rows that are written to disk batch by batch, or to standard output if there is no file.
 
-    The first columns are "path" and, for videos, "frame". While the table is incomplete, a folder beside the table's
-    file contains a lock and `about`: the values that the predictions depend on, by their names in messages, such as
-    "model" and "--mirror". If a process dies, the rows of the last frame may be incomplete, so the call that resumes
-    removes these rows and predicts that frame again.
+    The first columns are "path" and, for videos, "frame". `about` maps names for messages, such as "model" and
+    "--mirror", to the values that the predictions depend on. While the table is incomplete, a folder beside the table's
+    file contains a lock and a file with `about`. If a process dies, the rows of the last frame may be incomplete, so
+    the call that resumes removes these rows and predicts that frame again.
     """
 
     def __init__(self, output: str | None, header: Sequence[str], about: Mapping[str, Any]) -> None:
         self.header, self.about = list(header), dict(about)
         self.path = None if output is None else Path(output).expanduser()
         self.folder_in_progress = None if self.path is None else self.path.with_name(self.path.name + JOURNAL_SUFFIX)
-        self.done: dict[str, int] = {}  # number of the last frame with predictions, or 0 for an image, by path
+        self.done: dict[str, int] = {}  # for each path, the number of its last predicted frame, or 0 for an image
         self.n_rows = 0
 
     def __enter__(self) -> "PredictionTable":

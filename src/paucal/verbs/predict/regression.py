@@ -32,7 +32,7 @@ class NumberPrediction:
         predicted: Predicted value, in the unit of the target.
         low: Lower end of the 90 % interval; minus infinity if there were too few training images for an interval.
         high: Upper end of the 90 % interval; infinity if there were too few training images.
-        shares: Probability of each grade, by grade; empty if the target is not a grade.
+        shares: Dict from each grade to its probability, if the target is an ordered grade such as 0 to 4; else empty.
         features: (D,) input of the regression head; None if not requested.
     """
 

@@ -10,7 +10,7 @@ from paucal.verbs.convert.settings import Form
 
 @dataclass(frozen=True)
 class PredictSettings:
-    """Every setting of `paucal predict`; the command line and `paucal.predict` share it."""
+    """All settings of `paucal predict`, used by the command line and by `paucal.predict`."""
 
     help_group = "prediction"
     batch_size: int | None = option("images per forward pass", low=1, high=1 << 20, chosen=True)
@@ -43,7 +43,7 @@ class MovingSettings:
 
 @dataclass(frozen=True)
 class OutputSettings:
-    """Settings of the files that `paucal predict` writes; the Python functions return these values instead."""
+    """Settings of the files that `paucal predict` writes; `paucal.predict` returns Python objects instead."""
 
     help_group = "what is written"
     format: Literal["csv", "json"] | None = option(

@@ -169,7 +169,7 @@ def sheet_writer(page: Image.Image, path: Path) -> Callable[[object], None]:
 
 
 def _rows_by_class(shares: NDArray[np.float32], card: ModelCard) -> dict[int, NDArray[np.int64]]:
-    """Return the row numbers of `shares` by predicted class; the key -1 is for rows without a predicted class."""
+    """Map each predicted class to the row numbers of its images in `shares`; the key -1 means no predicted class."""
     if card.thresholds is None:
         is_predicted = np.zeros(shares.shape, dtype=bool)
         is_predicted[np.arange(len(shares)), shares.argmax(1)] = True

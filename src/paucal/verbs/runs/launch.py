@@ -27,7 +27,8 @@ DEFAULT_COLUMNS = ("state", "method", "model", "data", "seed", "epochs", "val", 
 MAX_TABLE_WIDTH = 10_000  # in characters; more than any table needs, so that its full width can be measured
 # Columns that are left out one by one, in this order, while the table is too wide for the terminal.
 OPTIONAL_COLUMNS = ("changed", "size", "time", "seed", "epochs", "method", "data")
-ERROR_KEYS = {"val": "cross_validated_mae", "test": "test_mae"}  # summary keys of a regression run's errors
+# Keys of mean absolute errors in the summary of a regression run, by column.
+ERROR_KEYS = {"val": "cross_validated_mae", "test": "test_mae"}
 NUMBER_COLUMNS = ("val", "test", "size", "seed", "epochs")  # right-aligned columns
 ABANDONED_RUN_SECONDS = 30 * 86400.0  # a run stopped for longer than this will probably not be resumed
 RECENT_CHANGE_SECONDS = 600.0  # a run changed within this time may be running on another machine
@@ -126,7 +127,7 @@ def _fitting_table(
 
 def _format_value(run: ListedRun, name: str) -> str:
     value = run.value(name)
-    # `run.value` does not return errors, since errors cannot be sorted together with accuracies.
+    # `run.value` returns no mean absolute errors (MAE), since these cannot be sorted together with accuracies.
     if value is None and ERROR_KEYS.get(name) in run.summary:
         return f"MAE {run.summary[ERROR_KEYS[name]]:.3g}"
     if value is None:

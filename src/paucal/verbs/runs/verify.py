@@ -1,4 +1,7 @@
-"""`paucal.verify_run`: check in a run's ledger that each pass used each training image once, and no other images."""
+"""`paucal.verify_run`: check in a run's ledger that each pass used each training image once, and no other images.
+
+The ledger records the images in each batch of the run.
+"""
 
 import os
 from collections.abc import Iterator
@@ -101,7 +104,7 @@ def kept_records(records: list[Record], starts: dict[int, Start]) -> Iterator[Re
 
 
 def _saved_steps(folder: RunFolder, steps_made: int) -> int:
-    """Return the number of steps that contribute to the model: all if finished, else up to the latest checkpoint."""
+    """Return the number of steps that contribute to the model: up to the end of the run or to the last checkpoint."""
     from paucal.training import checkpoint_step  # imported only when used, since the import takes seconds
 
     if folder.finished:

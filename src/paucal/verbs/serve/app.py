@@ -82,7 +82,7 @@ class Guard:
 
 
 class RefusedRequest(Exception):
-    """A request is refused with the HTTP status `status`; the page shows the message `sentence`."""
+    """Raised to refuse a request with the HTTP status `status`; the page shows the message `sentence`."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)

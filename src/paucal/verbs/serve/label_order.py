@@ -1,4 +1,4 @@
-"""The order of the images on the labelling page: the most useful images first if there is a model, else random."""
+"""The order of the images on the labelling page: the most useful first if there is a model, else in random order."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from paucal.verbs.serve.labelling import LabelFile, Labelling, Suggestion
 from paucal.verbs.serve.settings import ServeSettings
 from paucal.wording import counted
 
-MAX_RANKED = 200  # number of images that a model ranks; then a model trained on the new labels should rank again
+MAX_RANKED = 200  # largest number of images that a model ranks; for more, train a new model on the new labels first
 RANDOM_EVERY = 10  # of this many consecutive images, the last is drawn at random
 
 
@@ -97,7 +97,7 @@ def _rank_images(model: Classifier, images: ImageSet, console: Console) -> tuple
 
 
 def with_random_images(choices: Sequence[Choice]) -> list[int]:
-    """Return the positions of the choices in order, with a random image after every nine others.
+    """Return the positions of the choices in order, with a randomly drawn choice inserted after every nine others.
 
     Example:
         >>> with_random_images([Choice(n) for n in range(12)] + [Choice(20, is_random=True)])

@@ -153,10 +153,10 @@ class Suggestion:
 
 
 class Labelling:
-    """The images to label and their labels; each tab shows one image at a time. Its methods are thread-safe.
+    """The images to label and their labels; each browser tab shows one image at a time. The methods are thread-safe.
 
-    `order` has the positions of the images, the most useful first. `suggestions` are a model's, by position of the
-    image. `command` is a shell command that trains on the labels.
+    `order` has the positions of the images, the most useful first. `suggestions` maps positions of images to the
+    suggestions of a model. `command` is a shell command that trains on the labels.
     """
 
     def __init__(

@@ -69,7 +69,7 @@ class PicturePredictor:
         Raises:
             UserError: The image cannot be read, or is too large.
         """
-        with self._lock:  # also held while decoding, so that only one large image is in memory at a time
+        with self._lock:  # held while decoding too, so that only one large image is in memory at a time
             picture = self._decode(content, name)
             if self._model_to_run is None:  # the first image
                 choice = choose_on_sample(self.model, [picture, ImageOps.mirror(picture)], None, LoggedConsole())

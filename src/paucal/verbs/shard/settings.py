@@ -9,7 +9,7 @@ from paucal.settings.shared import LabelledDataSettings
 
 @dataclass(frozen=True)
 class ShardSettings(LabelledDataSettings):
-    """Every setting of `paucal shard`; the command line and `paucal.shard` share it."""
+    """All settings of `paucal shard`, used by the command line and by `paucal.shard`."""
 
     help_group = "shards"
     output: str | None = option("new or empty folder for the shards, or a URL such as s3://bucket/set")

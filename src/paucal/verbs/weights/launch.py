@@ -174,7 +174,7 @@ def _check_file(path: Path, settings: WeightsSettings, console: Console) -> Chec
     checked_weights = check_weights(weights, model, licence, text, preprocess)
     for line in checked_weights.report.lines()[1:]:
         console.say(line)
-    if preprocess is None and "." not in model:  # nothing states the values with which the file was trained
+    if preprocess is None and "." not in model:  # neither a flag nor a timm tag states mean and std
         mean, std = (
             " ".join(f"{value:g}" for value in values)
             for values in (checked_weights.input.mean, checked_weights.input.std)
