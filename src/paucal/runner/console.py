@@ -26,7 +26,7 @@ EPOCH_LINES = 30  # approximate maximum number of epochs that are printed in a r
 
 
 class Console:
-    """Prints messages to the terminal and to the run's log file; messages before the log file is open are kept."""
+    """Prints messages, and logs them to the run's log file; messages from before the file is open are logged later."""
 
     def __init__(self, terminal: Terminal | None = None) -> None:
         self.terminal = terminal or PlainConsole()
