@@ -88,7 +88,7 @@ def _open_mlflow(run: RunFolder, run_id: str | None) -> Logger:
         artifact_location=None if server else (folder / "mlartifacts").as_uri(),
         run_id=run_id,
     )
-    logger.experiment.set_terminated(logger.run_id, "RUNNING")  # MLflow has marked the run as ended if it is resumed
+    logger.experiment.set_terminated(logger.run_id, "RUNNING")  # in MLflow, a resumed run is still marked as ended
     return logger
 
 
