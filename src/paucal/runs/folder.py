@@ -289,7 +289,7 @@ def find_run_of_init(init: str | None) -> RunFolder | None:
 def iterate_ancestry(run: RunFolder | None) -> Iterator[RunFolder]:
     """Yield a run, then the run that provided its initial weights, and so on.
 
-    The folder of the last yielded run is missing, or that run did not start from the weights of another run.
+    The last yielded run is a run that did not start from the weights of another run, or whose folder is missing.
 
     Raises:
         UserError: The config of an existing run cannot be read. The error is raised after that run has been yielded.
