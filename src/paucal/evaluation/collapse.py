@@ -124,7 +124,7 @@ def find_collapse(
         out_dim: Number of prototypes K of a head.
         feature_dim: Number of features D.
         batch: Number of images per process, over which entropies and ranks are computed; None if the number is unknown.
-        grace_steps: First optimizer steps, during which only non-finite values are reported; see `grace_period`.
+        grace_steps: Number of first optimizer steps during which only non-finite values are reported (`grace_period`).
         patience: Number of consecutive epochs that must show a symptom.
 
     Example:

@@ -170,7 +170,7 @@ def second_view(change: Change, first: EvalTransform) -> ViewTransform:
 
 
 class MirroredView:
-    """The first view, mirrored, with jittered colours, drawn from torch's global random generator."""
+    """View transform that mirrors the first view and jitters its colours, with torch's global random generator."""
 
     def __init__(self, first: EvalTransform) -> None:
         self._first, self._colours = first, _colour_jitter(grey=1.0)
@@ -183,7 +183,7 @@ class MirroredView:
 
 
 class CroppedView:
-    """A crop of the image, possibly mirrored, with jittered colours, drawn from torch's global random generator."""
+    """View transform that crops, mirrors and jitters an image at random, with torch's global random generator."""
 
     def __init__(self, first: EvalTransform) -> None:
         self._first, self._colours = first, _colour_jitter(grey=0.2)
