@@ -34,7 +34,7 @@ REPORTED_PACKAGES = (
 )
 # Values of the setting `init` that are not paths.
 TIMM = "timm"  # the weights that timm publishes for the model
-CHOSEN_WEIGHTS = "auto"  # pretrained weights that the run itself chose; the run then auto-tunes
+CHOSEN_WEIGHTS = "auto"  # pretrained weights that were chosen automatically; such a run auto-tunes
 COCO = "coco"  # the weights that torchvision publishes for a detector
 PUBLISHED_WEIGHTS = (TIMM, CHOSEN_WEIGHTS, COCO)
 MAX_ANCESTORS = 32  # largest length of a chain of runs in which each run started from the weights of the next run
