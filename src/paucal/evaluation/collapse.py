@@ -266,9 +266,9 @@ def _are_outputs_equal(row: Row, sizes: HeadSizes) -> bool:
 
 
 def _output_information(row: Row, sizes: HeadSizes) -> float:
-    """Return the information (nats) that an output contains about its image, or an upper bound.
+    """Return the information (nats) that an output contains about its image.
 
-    The result is NaN if the teacher's entropy was not recorded.
+    The result is an upper bound if the batch entropy was not recorded, and NaN if the teacher's entropy was not.
     """
     entropy = sizes.read(row, "batch_entropy")
     return (math.log(sizes.out_dim) if entropy != entropy else entropy) - sizes.read(row, "teacher_entropy")
