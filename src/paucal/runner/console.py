@@ -72,7 +72,7 @@ class Console:
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[int, int], None]]:
-        """Show a progress bar, print a forecast if the work is long, and yield a function to call with (done, total)."""
+        """Show a progress bar and, for long work, print a forecast; yield a function to call with (done, total)."""
         forecast = WorkForecast(title, self.say)
         with self.bar(transient=True) as bar:
             task = bar.add_task(title, total=None, news="")
