@@ -44,9 +44,9 @@ def classification_report(
     and calibration error, the interval is the union of the percentile interval and its mirror image, because resampling
     decreases macro-F1 and increases the calibration error. In simulations with 100 classes and ten images per class,
     the 95 % union intervals covered the true macro-F1 in 99 % of the cases, and percentile intervals covered it in 65 %
-    of the cases. With three images per class, these numbers were 81 % and 19 %. If images belong to groups
-    (`Predictions.groups`), images of a group are similar. So whole groups are resampled, and `proportion_score`
-    computes the intervals of fractions.
+    of the cases. With three images per class, these numbers were 81 % and 19 %. If images belong to groups of
+    similar images (`Predictions.groups`), whole groups are resampled, and `proportion_score` widens the intervals of
+    fractions.
 
     The intervals do not include the randomness of training; train with several seeds to measure this randomness. The
     calibration error is the expected calibration error of the top label over 15 bins of equal width (Guo et al. 2017).
@@ -71,7 +71,7 @@ def classification_report(
     if most_frequent[-1] >= len(classes):
         raise ValueError(f"expected training labels in [0, {len(classes)}), got {most_frequent[-1]}")
     class_fractions = predictions.labels.bincount(minlength=len(classes)).double() / len(predictions)
-    # If classes are tied, the strongest baseline.
+    # If several classes are tied, the class that gives the strongest baseline is chosen.
     majority = max(most_frequent, key=lambda label: float(class_fractions[label]))
     return ClassificationReport(
         len(predictions),

@@ -124,7 +124,7 @@ def find_collapse(
         out_dim: Number of prototypes K of a head.
         feature_dim: Number of features D.
         batch: Number of images per process, over which entropies and ranks are computed; None if the number is unknown.
-        grace_steps: First optimizer steps, during which only non-finite values are reported; see `grace_period`.
+        grace_steps: Number of first optimizer steps during which only non-finite values are reported (`grace_period`).
         patience: Number of consecutive epochs that must show a symptom.
 
     Example:
@@ -266,9 +266,9 @@ def _are_outputs_equal(row: Row, sizes: HeadSizes) -> bool:
 
 
 def _output_information(row: Row, sizes: HeadSizes) -> float:
-    """Return the information (nats) that an output contains about its image, or an upper bound.
+    """Return the information (nats) that an output contains about its image.
 
-    The result is NaN if the teacher's entropy was not recorded.
+    The result is an upper bound if the batch entropy was not recorded, and NaN if the teacher's entropy was not.
     """
     entropy = sizes.read(row, "batch_entropy")
     return (math.log(sizes.out_dim) if entropy != entropy else entropy) - sizes.read(row, "teacher_entropy")

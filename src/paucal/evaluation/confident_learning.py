@@ -2,8 +2,8 @@
 
 Northcutt, Jiang and Chuang 2021, "Confident learning: estimating uncertainty in dataset labels", sections 3.1 and 3.2,
 method 2 (the off-diagonals of the confident joint). As in the authors' library cleanlab (filter "confident_learning"),
-an image above the threshold of several classes counts for its likeliest class, and a label that is itself the likeliest
-class is never suspected.
+an image whose probabilities exceed the thresholds of several classes counts for its likeliest class. A label that is
+itself the likeliest class is never suspected.
 """
 
 from dataclasses import dataclass

@@ -208,7 +208,7 @@ def _health_panels(out_dim: int | None, dim: int) -> list[_Panel]:
 
 
 def _points_of(rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-    """Return the (epoch, value) points of those named columns and `region_` columns that have points."""
+    """Return the finite (epoch, value) points of each named column and its `region_` column, if there are any."""
     points_by_name = {}
     for name in (*names, *(f"region_{name}" for name in names)):
         if points := [(row["epoch"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))]:

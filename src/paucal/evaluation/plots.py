@@ -113,7 +113,7 @@ def per_class_figure(report: ClassificationReport) -> Figure:
 
 
 def class_precision_figure(report: MultiLabelReport) -> Figure:
-    """Draw each class's average precision with a confidence interval, lowest first, and its value at chance level.
+    """Draw each class's average precision with a confidence interval, lowest first, and mark the chance level.
 
     Only the 100 classes with the lowest average precision are drawn; classes without test images are left out.
     """
@@ -240,7 +240,7 @@ class Disagreement:
 
     id: int  # index of the image in its set
     label: int  # index of the class
-    probability: float  # of the class according to the model
+    probability: float  # model's probability of the class
     labels: tuple[int, ...]  # all classes that the image is labelled with
 
 

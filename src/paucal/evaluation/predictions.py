@@ -123,8 +123,8 @@ def predict_in_order(
 ) -> Tensor:
     """Return the (N, D) float32 outputs of a model, such as features, in the order of `indices`, on the CPU.
 
-    `indices` are (N,) different positions in the image set, in any order, which the loader reads. `progress` is called
-    with the number of images processed so far and with N. For `autocast` see `predict_all`.
+    `indices` are the (N,) positions in the image set that the loader reads, in any order and without duplicates.
+    `progress` is called with the number of images processed so far and with N. For `autocast` see `predict_all`.
     """
     advance = None if progress is None else lambda done: progress(done, len(indices))
     predictions = predict_all(model, loader, device, autocast=autocast, progress=advance)

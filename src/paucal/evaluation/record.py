@@ -52,9 +52,11 @@ def record_classification(
     """Score predictions and write `metrics.json`, `per_class.csv`, `predictions.csv` and the figures.
 
     The tables are written to `folder`, and the figures to `plots`; missing folders are created. The ids of the
-    predictions are positions in `images`. `train_labels` are for the baseline of the majority class. If the images are
-    not test images, `repeated` are (R, N) booleans that say whether each image was classified correctly in each of the
-    R repeats of a cross-validation, and the number of folds; `predictions` are then those of the first repeat.
+    predictions are positions in `images`. `train_labels` determine the majority class, whose score is the baseline.
+
+    For images that were cross-validated, `repeated` is a tuple of (R, N) booleans, which say whether each image was
+    classified correctly in each of R repeats, and the number of folds. `predictions` are then from the first repeat.
+    For test images, `repeated` is None.
     """
     report = classification_report(predictions, classes, train_labels)
     if repeated is not None:

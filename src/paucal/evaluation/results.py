@@ -123,7 +123,7 @@ class ClassificationReport(StoredReport):
     groups: int | None = None
 
     def cross_validated(self, hits: NDArray[np.bool_], folds: int) -> "ClassificationReport":
-        """Return the report on a repeated cross-validation; this report must be on the first repeat.
+        """Convert this report on the first repeat of a cross-validation to a report on all repeats.
 
         The accuracy becomes the mean over all repeats. Only the accuracy keeps an interval, since intervals of the
         other scores would assume independent images. `hits` are (R, N) booleans that say for each repeat whether the

@@ -64,10 +64,10 @@ def proportion_score(hits: NDArray[np.bool_], level: float = 0.95, groups: NDArr
     """Return the fraction of hits with the Wilson score interval, which is wider for groups of similar images.
 
     For groups, such as the frames of a video, the interval is computed for an effective number of independent images.
-    This is the number for which the fraction would have the variance that is estimated from whole groups, reduced by
-    quantiles of the t distribution if there are few groups (Korn and Graubard 1998, "Confidence intervals for
-    proportions ... from survey data"; they use the interval of Clopper and Pearson). If all images or no images are
-    hits, each group counts as one image.
+    With this number of images, the fraction has the same variance as estimated from whole groups. If there are few
+    groups, the number is further reduced by quantiles of the t distribution (Korn and Graubard 1998, "Confidence
+    intervals for proportions ... from survey data"; they use the interval of Clopper and Pearson). If all images or no
+    images are hits, each group counts as one image.
 
     Args:
         hits: (N,) booleans, such as whether each prediction is correct.
@@ -90,8 +90,8 @@ def effective_images(
 ) -> float:
     """Return the effective number of independent images; see `proportion_score`.
 
-    `shares` are the (N,) fractions of the predictions for each image that are correct, and `groups` (N,) numbers of two
-    or more groups; None for independent images, for which the result is N.
+    `shares` are (N,) fractions, such as the fraction of each image's predictions that are correct. `groups` are (N,)
+    numbers of two or more groups, or None for independent images, for which the result is N.
     """
     count, share = len(shares), float(shares.mean())
     if groups is None:
@@ -171,9 +171,9 @@ def percentile(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
 def mirrored_percentile(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
     """Return `value`, a fraction, with the smallest interval that contains the percentile interval and its mirror.
 
-    This function is for scores that are biased by resampling. If the draws are too low, `value` is too low by
-    about the same amount, which the mirrored ("basic") interval corrects. Near 0 and 1 the percentile interval is more
-    accurate. The result covers both intervals and is clipped to [0, 1].
+    This function is for scores that are biased by resampling. If the draws are mostly lower than `value`, then `value`
+    is lower than the true score by about the same amount. The mirrored ("basic") interval corrects this bias, but near
+    0 and 1 the percentile interval is more accurate. The result covers both intervals and is clipped to [0, 1].
     """
     direct = percentile(value, draws, level)
     if direct.low is None or direct.high is None:

@@ -1,6 +1,6 @@
 """Scores on test images that can be computed for many resampled sets at once.
 
-A measure is a function of weights, which are the numbers of times that each test image counts. Weights of 1 give the
+A measure is a function of weights: the weight of a test image is how often the image counts. Weights of 1 give the
 score on the test images, and the counts of a bootstrap draw give the score on the resampled set. If two models are
 scored with the same weights, their comparison is paired.
 """

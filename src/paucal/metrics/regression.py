@@ -64,7 +64,7 @@ class QuadraticKappa:
 def _is_varied(weights: Weights, *values: Values) -> NDArray[np.bool_]:
     """Return (D,) booleans: whether the values in each draw differ.
 
-    Their variance would not show this, since rounding errors can make the variance of equal values positive.
+    The variance is not used, since rounding errors can make the variance of equal values positive.
     """
     drawn = weights > 0
     highest = np.max([np.where(drawn, numbers, -np.inf).max(1) for numbers in values], axis=0)

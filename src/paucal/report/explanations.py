@@ -188,7 +188,7 @@ def find_kept_epoch(files: RunFiles) -> float | None:
 
 
 def trained_model_rows(files: RunFiles) -> Mapping[str, str]:
-    """Return the properties of the trained model as texts by name; unknown values are left out."""
+    """Return a dict from row name to text that describes the trained model; unknown values are left out."""
     summary, epoch = files.summary, find_kept_epoch(files)
     return drop_unknown(
         {
@@ -207,7 +207,7 @@ def drop_unknown(rows: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def model_rows(summary: Summary) -> dict[str, str | None]:
-    """Return the model and the method as texts by name; unknown values are None."""
+    """Return a dict from row name to text that describes the model and the method; unknown values are None."""
     return {
         "model": summary.model,
         "parameters": None if summary.parameters is None else f"{summary.parameters:,}",
@@ -217,7 +217,7 @@ def model_rows(summary: Summary) -> dict[str, str | None]:
 
 
 def cost_rows(files: RunFiles) -> dict[str, str | None]:
-    """Return time, speed and memory of a run as texts by name; unknown values are None."""
+    """Return a dict from row name to text with the time, speed and memory of a run; unknown values are None."""
     summary = files.summary
     return {
         "training time": None if summary.seconds is None else format_duration(summary.seconds),

@@ -16,7 +16,7 @@ MAX_TEXT = 500  # largest number of characters of each text on the page
 
 @dataclass(frozen=True)
 class FrozenLine:
-    """One row of the table of scores as text: a score for each model, and the first model's gain over each other."""
+    """One row of the table of scores as text: each model's score, and the first model's gain over each other model."""
 
     title: str
     scores: Sequence[str]

@@ -55,7 +55,7 @@ class TuningStep:
 
 @dataclass(frozen=True)
 class Confidence:
-    """The expected calibration error before and after temperature scaling, and the number of images for the fit."""
+    """The temperature, the number of images it was fitted to, and the calibration error before and after scaling."""
 
     temperature: float
     images: int

@@ -17,8 +17,8 @@ def read_stored(
 ) -> T:
     """Read the JSON file `name` of a run, and convert its content with `read`.
 
-    Return `missing` if the file is missing; raise a UserError if `missing` is None. `repeat` is the verb that tells the
-    user what to do again if the file is damaged.
+    Return `missing` if the file is missing; raise a UserError if `missing` is None. If the file is damaged,
+    the message advises to restore the file or to repeat the step that the verb `repeat` names.
     """
     path = files.run.path / name
     if missing is not None and not path.is_file():

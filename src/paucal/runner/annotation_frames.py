@@ -24,7 +24,9 @@ IMAGE_COLUMN, CLASS_COLUMN, MASK_COLUMN = "filename", "class", "mask"
 
 
 def takes_annotations(function: F) -> F:
-    """Decorate a function so that DATA, its first argument or `data`, may be a DataFrame of boxes or masks.
+    """Decorate a function so that DATA may be a DataFrame of boxes or masks.
+
+    DATA is the first argument, or the keyword argument `data`.
 
     The function receives the path of a CSV file with the table. The settings `image`, `label` (class of a box) and
     `mask` (path of a mask) name columns; box coordinates are found by their usual column names. A table without boxes

@@ -26,7 +26,7 @@ EPOCH_LINES = 30  # approximate maximum number of epochs that are printed in a r
 
 
 class Console:
-    """Prints messages to the terminal and to the run's log file; messages before the log file is open are kept."""
+    """Prints messages, and logs them to the run's log file; messages from before the file is open are logged later."""
 
     def __init__(self, terminal: Terminal | None = None) -> None:
         self.terminal = terminal or PlainConsole()
@@ -72,7 +72,7 @@ class Console:
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[int, int], None]]:
-        """Show a progress bar and print a forecast for long work; yield a function to call with (done, total)."""
+        """Show a progress bar and, for long work, print a forecast; yield a function to call with (done, total)."""
         forecast = WorkForecast(title, self.say)
         with self.bar(transient=True) as bar:
             task = bar.add_task(title, total=None, news="")

@@ -1,4 +1,4 @@
-"""Let functions take DataFrames (of pandas, Polars, Arrow and others) as DATA, which are stored as files.
+"""Let functions take a DataFrame (of pandas, Polars, Arrow and others) as DATA, by storing the DataFrame as a file.
 
 A table of paths is stored as CSV and a table of images as Parquet. The file is then opened like a file of the user.
 The file name contains a digest of the content, so that all processes find the same file.
@@ -64,7 +64,7 @@ def is_frame(value: object) -> TypeGuard[Frame]:
 
 
 def takes_frames(function: F) -> F:
-    """Decorate a function so that DATA, its first argument or `data`, may be a DataFrame.
+    """Decorate a function so that DATA (the first argument, or the keyword argument `data`) may be a DataFrame.
 
     The settings `image` and `label` name columns. The function receives the path of the stored table, and the two
     settings as `image_column` and `label_column`.
@@ -284,5 +284,5 @@ def _csv_cell(value: Any) -> str:
 
 
 def _parquet_cell(value: Any) -> str | list[str]:
-    """Return a value as text for a Parquet column, in which negative numbers would count as missing labels."""
+    """Return a value as text for a Parquet column, since negative numbers would count as missing labels."""
     return [_csv_cell(entry) for entry in value] if isinstance(value, list | tuple | np.ndarray) else _csv_cell(value)

@@ -116,7 +116,11 @@ def reading_for(image_size: Sequence[int] | None, like: DecodeOptions = DEFAULT_
 
 
 def first_reading(settings: DataSettings, images: ImageSet, stored: DecodeOptions | None = None) -> DecodeOptions:
-    """Return the decoding options `stored` of a resumed run, or options with the channels of the settings or images."""
+    """Return the decoding options with which a run first reads its images.
+
+    These are the options `stored` of a resumed run, or else options with the channels that the settings name. If the
+    settings name no channels, the images determine the channels.
+    """
     if stored is not None:
         return stored
     if settings.channels is not None:

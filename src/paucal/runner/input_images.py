@@ -100,8 +100,8 @@ class InputImages:
     def read_or_skip(self, position: int, on_bad: str, console: Console) -> Image.Image | UnreadableImage:
         """Return a decoded image.
 
-        If the image cannot be decoded, print and return the reason if `on_bad` is "skip", or raise a UserError if
-        `on_bad` is "refuse".
+        For an image that cannot be decoded: if `on_bad` is "skip", print and return the error; if `on_bad` is
+        "refuse", raise a UserError.
         """
         try:
             return self.read(position)
@@ -123,7 +123,7 @@ def read_all(
 ) -> Iterator[NamedImage]:
     """Yield (path, image) for each readable image; the path of an image in memory is None.
 
-    If an image cannot be decoded, it is skipped if `on_bad` is "skip", and refused if `on_bad` is "refuse".
+    An image that cannot be decoded is skipped if `on_bad` is "skip"; if `on_bad` is "refuse", a UserError is raised.
     """
     images = InputImages(sources, reading)
     for position in range(len(images)):

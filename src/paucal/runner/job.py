@@ -72,10 +72,11 @@ class RunSetup(Generic[S]):
         data: Images of the run and their split.
         plan: Length, seed and hardware of the training.
         objective: Objective to train.
-        card: Card of the deployed model.
+        card: Model card of the deployed model, which is stored as `model.json`.
         remarks: Sentences to print before the run starts.
         load_report: Report on the loaded initial weights; None if the initial weights are random.
-        planned_at: `time.monotonic()` at which the length was planned, or else at which the setup was assembled.
+        planned_at: Value of `time.monotonic()` when the length of the run was planned. If the length was not planned,
+            the value when the setup was assembled.
     """
 
     settings: S
@@ -200,8 +201,8 @@ class Job(ABC, Generic[S, A, R]):
         """Open the images, choose settings that were not given, and build the objective, without training or writing.
 
         `origins` has the origin of each setting that the user gave; `bars` opens a progress bar with a title. `run` is
-        the folder of the run once it exists, in auto-tuning as well as after a stop; None before the folder is created.
-        With a folder, the stored split, preprocessing and record are used.
+        None before the folder of the run is created. In auto-tuning and in resumed runs, `run` is this folder, whose
+        stored split, preprocessing and report on the initial weights are used.
         """
 
     def announce(self, setup: A, console: Console) -> None:
@@ -235,13 +236,14 @@ class Job(ABC, Generic[S, A, R]):
         """Draw images of the first training batch after augmentation."""
 
     def needs_preliminary_steps(self, setup: A) -> bool:
-        """Return whether training still needs the result of preliminary steps; the same on all processes."""
+        """Return whether training still needs the result of preliminary steps; all processes return the same value."""
         return False
 
     def make_preliminary_steps(self, run: RunFolder, setup: A, console: Console) -> bool:
-        """Train a first model or short trials, or only time a few steps; choose the length of the run, and store both.
+        """Train a first model or short trials, or only time a few steps; then choose and store the length of the run.
 
-        This method is only called on the first process. It returns False if a signal stopped it.
+        A first model is stored, too. This method is only called on the first process. The result is False if a signal
+        stopped the steps.
         """
         return True
 
@@ -259,7 +261,7 @@ class Job(ABC, Generic[S, A, R]):
         """Return the settings of the optimizer and its learning-rate schedule."""
 
     def validation(self, setup: A) -> Validation | None:
-        """Return the validation after each epoch; if None, the weights of the last epoch are kept."""
+        """Return the `Validation` that runs after each epoch; if None, the weights of the last epoch are kept."""
         return None
 
     def listener(self, run: RunFolder, setup: A, console: Console) -> EpochListener[A]:

@@ -56,7 +56,7 @@ P = TypeVar("P", str, str | None)
 
 @dataclass(frozen=True)
 class Stopped:
-    """A run that a signal or its time limit has stopped after some optimizer steps, and whose state is saved."""
+    """A run that was stopped by a signal or by its time limit, and that can be resumed from its saved state."""
 
     run: Path
     step: int
@@ -128,7 +128,7 @@ def resume(
             if set(changes or {}) & set(input_names(job)):
                 require_same_images(run.split, setup.data.images)
             job.announce(setup, console)
-            if settings != old_settings:  # after all checks, since an invalid change must not damage the run
+            if settings != old_settings:  # only after all checks, so that an invalid change cannot damage the run
                 store_changes(run, settings, origins)
         send_path(run.path)
         return _execute_run(job, run, setup, console, [*callbacks, *storage_callbacks, *writer.callbacks()])
@@ -182,7 +182,8 @@ def _local_folder(
 ) -> tuple[P | str, list[Callback]]:
     """Return the local folder of a run on object storage, and the callback that copies it to the storage.
 
-    Other places are returned unchanged. The lock on the storage is held until `exit_stack` is closed.
+    A place that is not on object storage is returned unchanged, without callbacks. The lock on the storage is held
+    until `exit_stack` is closed.
     """
     if place is None or not is_remote(place):
         return place, []
@@ -209,7 +210,7 @@ def _reassemble_stored(job: Job[S, A, Any], run: RunFolder, console: Console) ->
 
 
 def _join_run(job: Job[S, A, R], callbacks: Sequence[Callback]) -> R | Stopped:
-    """Execute the run that the first process has opened, on a process other than the first."""
+    """On a process other than the first, execute the run that the first process has opened."""
     run, console = RunFolder(receive_path()), NullConsole()
     return _execute_run(job, run, _reassemble_stored(job, run, console), console, callbacks)
 
@@ -245,7 +246,7 @@ def _execute_run(
                 setup = planned_setup
             loggers.describe(setup.settings)
             messages: list[str] = []
-            # One round per stage; only jobs whose listener restarts the run have several.
+            # Each round trains one stage. A run has several stages only if the job's listener restarts the run.
             while True:
                 listener = job.listener(run, setup, console)
                 outcome = _fit_run(job, run, setup, console, listener, callbacks, loggers)
@@ -288,8 +289,8 @@ def _make_preliminary_steps(job: Job[S, A, Any], run: RunFolder, setup: A, conso
     planned_at = time.monotonic()
     if not broadcast_value(finished):
         return None
-    # All processes, also the first, read the result from the run folder, as a run that is resumed here would do: the
-    # preliminary steps may leave images in memory that are larger than the chosen image size.
+    # All processes, including the first, read the result from the run folder, as a resumed run does. The first process
+    # does not reuse its setup, since the images in memory may still be larger than the image size that was chosen.
     planned_setup = _reassemble_stored(job, run, console)
     return replace(planned_setup, plan=replace(planned_setup.plan, deadline=setup.plan.deadline), planned_at=planned_at)
 
@@ -318,7 +319,7 @@ def _fit_run(
     callbacks: Sequence[Callback],
     loggers: Loggers,
 ) -> Outcome:
-    if not setup.plan.total_steps:  # the network is not trained, and the probe is the final model
+    if not setup.plan.total_steps:  # the network stays frozen, and a linear probe on its features is the final model
         return Outcome(True, 0, [], {}, 0.0)
     with job.prepared(run, setup, console) as prepared:
         first_pass = checkpoint_step(run.last) * prepared.plan.accumulate if run.last.exists() else 0

@@ -53,7 +53,7 @@ def check_loggers(names: Sequence[str] | None) -> None:
     """Refuse loggers whose packages are not installed."""
     for name in names or ():
         spec = find_spec(name)
-        if spec is None or spec.origin is None:  # some loggers create a folder of that name, which has no origin
+        if spec is None or spec.origin is None:  # a mere folder with the package's name has no origin
             raise UserError(
                 f"--logger {name} needs the package {name}, which is not installed: pip install "
                 f'"paucal[{name}]", or remove {name} from --logger.'
@@ -88,7 +88,7 @@ def _open_mlflow(run: RunFolder, run_id: str | None) -> Logger:
         artifact_location=None if server else (folder / "mlartifacts").as_uri(),
         run_id=run_id,
     )
-    logger.experiment.set_terminated(logger.run_id, "RUNNING")  # MLflow has marked a resumed run as ended
+    logger.experiment.set_terminated(logger.run_id, "RUNNING")  # in MLflow, a resumed run is still marked as ended
     return logger
 
 
@@ -179,7 +179,7 @@ class Loggers:
     def describe(self, settings: JobSettings) -> None:
         """Log the resolved settings to each logger that this run uses for the first time."""
         self._settings = {name: value for name, value in asdict(settings).items() if value is not None}
-        for name in self._new_loggers:  # some loggers do not allow changing a setting
+        for name in self._new_loggers:  # only new loggers, since some loggers do not allow changing a logged setting
             self._call_or_drop(name, lambda logger: logger.log_hyperparams(dict(self._settings)))
         self._new_loggers = []
 
@@ -207,7 +207,7 @@ class Loggers:
         self._write_record()
 
     def forget_step(self) -> None:
-        """Log all later rows, also of steps that were logged before, since the run may go back to an earlier step."""
+        """Allow steps that were already logged to be logged again, since the run may go back to an earlier step."""
         self._logged_step = 0
 
     def finish(self, scores: Mapping[str, float], step: int) -> None:
@@ -277,4 +277,4 @@ def _open_logger(name: str, run: RunFolder, run_id: str | None) -> tuple[Logger,
 
 def _log_row(logger: Any, values: dict[str, float], step: int) -> None:
     logger.log_metrics(values, step)
-    logger.save()  # a crash would lose buffered values
+    logger.save()  # otherwise, a crash would lose buffered values

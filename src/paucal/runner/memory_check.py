@@ -15,7 +15,7 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 GIB = 2**30
-# Memory of weights, gradients and optimizer state together, as a multiple of the memory of the weights
+# Memory of weights, gradients and optimizer state, as a multiple of the memory of the weights, by optimizer
 MEMORY_FACTORS = {"adamw": 4, "sgd": 3, "lars": 3}
 SMALL_STEP_PIXELS = 16 * 224 * 224  # forward passes with at most this number of pixels are not checked
 MAX_STEP_IMAGES = 1 << 20  # maximum number of images per optimizer step

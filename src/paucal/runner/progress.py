@@ -10,7 +10,7 @@ from rich.progress import Progress
 from paucal.runner.run_time import MIN_FORECAST_SECONDS, MIN_TIMING_SECONDS, end_time_text
 from paucal.wording import format_duration
 
-REFRESH_STEPS = 10  # number of steps between updates of the bar, since each update waits for the device
+REFRESH_STEPS = 10  # steps between updates of the bar; updates are rare, since each update waits for the device
 WARMUP_STEPS, TIMED_STEPS = 2, 5  # number of untimed and then of timed steps before the forecast
 
 

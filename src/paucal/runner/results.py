@@ -64,8 +64,8 @@ def publish_results(
 ) -> None:
     """Write `summary.json` and the report page of a finished run, and print its results.
 
-    `write_page` writes the page of a run folder and returns its path. After `table` and `lines`, the names of the page,
-    of the weights and of further `files` are printed, and the suggested next commands.
+    `write_page` writes the page of a run folder and returns the path of the page. The printed results are, in this
+    order, `table`, `lines`, the names of the page, of the weights and of further `files`, and suggested next commands.
     """
     run.write_json("summary.json", dict(summary))
     page = write_page(run.path)

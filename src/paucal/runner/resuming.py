@@ -40,11 +40,11 @@ def process_shape(changes: Mapping[str, Any], settings: JobSettings) -> tuple[in
 
 
 def with_processes(settings: J, devices: int, nodes: int) -> tuple[J, dict[str, str]]:
-    """Return settings for another number of processes, with reasons; each step still uses the same images.
+    """Return settings for another number of processes, and the reason for each changed setting.
 
-    The order of the images depends only on seed and epoch, so only the division of a step's images among the processes
-    changes. A process takes at most as many images per forward pass as before, since more images might not fit in its
-    memory; instead, the process makes more forward passes per step.
+    Each step still uses the same images. The order of the images depends only on seed and epoch, so only the division
+    of a step's images among the processes changes. A process takes at most as many images per forward pass as before,
+    since more images might not fit in its memory; instead, the process makes more forward passes per step.
     """
     batch, processes = settings.effective_batch, devices * nodes
     images_per_process, remainder = divmod(batch, processes)
@@ -65,7 +65,7 @@ def with_processes(settings: J, devices: int, nodes: int) -> tuple[J, dict[str, 
 
 
 def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple[RunFolder, Any, dict[str, str]]:
-    """Open a run to resume; return the run, its settings after `changes`, and the source of each setting.
+    """Open a run to resume; return the run, its settings after `changes`, and the origin of each setting.
 
     No file is written.
     """
@@ -97,7 +97,7 @@ def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple
 
 
 def input_names(job: "AnyJob") -> tuple[str, ...]:
-    """Return the names of settings for inputs that a run reads until its end, and that may move before a resume."""
+    """Return the names of the settings for files and folders that a resumed run reads, and that may have moved."""
     return tuple(name for name in job.reads if name not in ("init", "split"))
 
 

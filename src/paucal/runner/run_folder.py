@@ -33,7 +33,7 @@ class RunWriter:
         self._replaced = False
 
     def begin(self, output: str | None, overwrite: bool) -> RunFolder:
-        """Create and lock the folder of a new run, after moving a run that will be replaced to another path."""
+        """Create and lock the folder of a new run; an old run in this folder is first moved to another path."""
         if output is not None and overwrite and is_nonempty(Path(output)):
             self._move_old_run_aside(Path(output))
         run = create_run(None if output is None else Path(output))
@@ -61,7 +61,7 @@ class RunWriter:
 
     @property
     def keeps_replaced(self) -> bool:
-        """Whether the replaced run has not been removed yet."""
+        """Whether this run replaces an old run that has not been removed yet."""
         return self._replaced
 
     @property

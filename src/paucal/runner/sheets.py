@@ -7,7 +7,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from paucal.data.decode import UnreadableImage
 
-MAX_COLUMNS, MAX_ROWS = 10, 60  # largest numbers of tiles per row, and of rows, of a sheet
+MAX_COLUMNS, MAX_ROWS = 10, 60  # largest number of tiles per row, and of rows per sheet
 Font = ImageFont.FreeTypeFont | None  # None is Pillow's built-in font
 
 
@@ -19,7 +19,7 @@ class SheetStyle:
     gap: int
     heading: int
     caption: int = 0
-    fonts: tuple[Font, Font] = (None, None)  # of headings and captions
+    fonts: tuple[Font, Font] = (None, None)  # fonts of headings and captions
 
 
 def draw_sheet(

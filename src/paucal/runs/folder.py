@@ -34,7 +34,7 @@ REPORTED_PACKAGES = (
 )
 # Values of the setting `init` that are not paths.
 TIMM = "timm"  # the weights that timm publishes for the model
-CHOSEN_WEIGHTS = "auto"  # pretrained weights that the run itself chose; the run then auto-tunes
+CHOSEN_WEIGHTS = "auto"  # pretrained weights that were chosen automatically; such a run auto-tunes
 COCO = "coco"  # the weights that torchvision publishes for a detector
 PUBLISHED_WEIGHTS = (TIMM, CHOSEN_WEIGHTS, COCO)
 MAX_ANCESTORS = 32  # largest length of a chain of runs in which each run started from the weights of the next run
@@ -289,7 +289,7 @@ def find_run_of_init(init: str | None) -> RunFolder | None:
 def iterate_ancestry(run: RunFolder | None) -> Iterator[RunFolder]:
     """Yield a run, then the run that provided its initial weights, and so on.
 
-    The folder of the last yielded run is missing, or that run did not start from the weights of another run.
+    The last yielded run is a run that did not start from the weights of another run, or whose folder is missing.
 
     Raises:
         UserError: The config of an existing run cannot be read. The error is raised after that run has been yielded.

@@ -129,7 +129,7 @@ class RunLock:
 
 @contextmanager
 def lock_folder(folder: Path, what: str) -> Iterator[RunLock]:
-    """Lock a folder within the block; a missing folder is created. Messages call the folder's content `what`."""
+    """Lock a folder within the block; a missing folder is created. `what` names the folder's content in messages."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = RunLock(folder, what)
     lock.acquire()

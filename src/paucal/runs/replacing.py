@@ -63,7 +63,7 @@ def require_replaceable(path: Path) -> None:
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a folder is a run, whose files contain settings, their origins and a version of paucal.
+    """Return whether a folder is a run: its files contain settings, the origins of the settings, and paucal's version.
 
     A run that was killed while it was created has only a lock, or no file at all, and counts as a run too.
     """
@@ -119,7 +119,7 @@ def discard_replaced_run(path: Path) -> None:
 
 
 def has_set_aside_run(path: Path) -> bool:
-    """Return whether the old run of `path` is at its `aside_path`."""
+    """Return whether an old run was moved from `path` to its `aside_path` and is still there."""
     try:
         return bool(path.name) and (aside_path(path) / NOTE_FILE).is_file()
     except OSError:  # the name is too long

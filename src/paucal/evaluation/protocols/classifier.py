@@ -28,7 +28,7 @@ class LinearClassifier:
 
     def scores(self, features: Tensor) -> Tensor:
         """Return (N, K) scores of (N, D) features, in the precision and on the device of the classifier's weights."""
-        # Moved before the conversion, since MPS has no float64.
+        # Each chunk is moved to the device before the conversion to its dtype, since MPS has no float64.
         chunks = (chunk.to(self.weight.device).to(self.weight.dtype) for chunk in split_rows(features))
         return torch.cat([chunk @ self.weight.T + self.bias for chunk in chunks])
 

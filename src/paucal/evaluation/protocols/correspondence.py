@@ -170,7 +170,10 @@ def second_view(change: Change, first: EvalTransform) -> ViewTransform:
 
 
 class MirroredView:
-    """The first view, mirrored, with jittered colours, drawn from torch's global random generator."""
+    """View transform that jitters an image's colours, applies the first view's transform, and mirrors the result.
+
+    Random numbers come from torch's global generator.
+    """
 
     def __init__(self, first: EvalTransform) -> None:
         self._first, self._colours = first, _colour_jitter(grey=1.0)
@@ -183,7 +186,10 @@ class MirroredView:
 
 
 class CroppedView:
-    """A crop of the image, possibly mirrored, with jittered colours, drawn from torch's global random generator."""
+    """View transform that jitters an image's colours and crops the image, possibly mirrored.
+
+    Random numbers come from torch's global generator.
+    """
 
     def __init__(self, first: EvalTransform) -> None:
         self._first, self._colours = first, _colour_jitter(grey=0.2)

@@ -68,10 +68,10 @@ class EvaluationData:
 def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fraction: float | None) -> Split:
     """Split an image set that does not belong to a run.
 
-    The set must declare its test images, or they must be requested with `test_fraction`. By default, no test images are
-    drawn, since a model may have been trained on any image of a folder. The exception is published data sets without
-    official splits, but with a published number of training images per class (30 for Caltech-101). This number of
-    training images is drawn from each class, and all other images are test images.
+    The test images must be declared by the set, such as by a folder `test`, or requested with `test_fraction`. By
+    default, no test images are drawn, since a model may have been trained on any image of a folder. The exception is
+    published data sets without official splits, but with a published number of training images per class (30 for
+    Caltech-101). This number of training images is drawn from each class, and all other images are test images.
     """
     named_fractions = (("val_fraction", val_fraction), ("test_fraction", test_fraction))
     fractions = {name: value for name, value in named_fractions if value is not None}

@@ -12,7 +12,7 @@ from paucal.metrics.measures import MetricName
 class Table9Set(NamedTuple):
     """The numbers of classes, training images (with validation images) and test images, and the metric, in the paper.
 
-    Comments correct errors of the paper.
+    The comments in `TABLE9` correct errors of the paper.
     """
 
     classes: int
@@ -31,7 +31,7 @@ TABLE9: dict[str, Table9Set] = {
     "voc2007": Table9Set(20, 5_011, 4_952, "map11"),
     "dtd": Table9Set(47, 3_760, 1_880),
     "pets": Table9Set(37, 3_680, 3_669, "mean_per_class"),
-    # No official parts: 30 images of each class train. The 102 classes include the background images, as here.
+    # There is no official split; 30 images of each class are training images. The background counts as a class.
     "caltech101": Table9Set(102, 3_060, 6_084, "mean_per_class"),
     "flowers102": Table9Set(102, 2_040, 6_149, "mean_per_class"),
     "mnist": Table9Set(10, 60_000, 10_000),

@@ -247,8 +247,8 @@ class FeatureCache:
         path.parent.mkdir(parents=True, exist_ok=True)
         ranks = torch.from_numpy(np.argsort(order, kind="stable"))
         content = {"features": features.contiguous(), "ranks": ranks}
-        # Saved to a path, since saving to an open file would copy all features first. A crash of the machine may leave
-        # an incomplete file, which `read` treats as missing.
+        # The content is saved to a path, since saving to an open file would copy all features first. A crash of the
+        # machine may leave an incomplete file, which `read` treats as missing.
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             safetensors.torch.save_file(content, temporary, metadata={"key": key})

@@ -66,9 +66,9 @@ def few_label_curve(
     the labelled features are centred and divided by their root mean square, and the penalty lambda is 1. Numbers of
     labels that exceed the number of images of the largest class are skipped.
 
-    `train` are the (N, D) features and (N,) labels to draw from, and `test` those of the test images. There are
-    `repeats` draws for each number of labels in `per_class`. With the same seed, the same images are drawn whatever the
-    features. `progress` is called with (fits done, total fits).
+    `train` are the (N, D) features and (N,) labels to draw from, and `test` the features and labels of the test images.
+    There are `repeats` draws for each number of labels in `per_class`. The drawn images depend only on the labels and
+    the seed, not on the features. `progress` is called with (fits done, total fits).
     """
     require_same_width(train[0], test[0])
     require_finite(test[0], "test images")

@@ -43,7 +43,7 @@ from paucal.types import UserError
 LEARNING_RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)
 # The published augmentation: only torchvision's RandomResizedCrop of 8 to 100 % of the area (bilinear) and mirroring.
 PROBE_AUGMENTATION = Augmentation(rand_augment=None, erase_prob=0.0, interpolation="bilinear")
-Batches = Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # from epoch to batches of (B, D) features, (B,) labels
+Batches = Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # batches of an epoch: (B, D) features and (B,) labels
 
 
 @dataclass(frozen=True)
@@ -143,9 +143,9 @@ def fit_probe(
 ) -> FittedProbe:
     """Select the rate with the highest validation score, then train with this rate on both splits.
 
-    `train` are batches of the training images, and `both` also of the validation images, whose (N, D) features and (N,)
-    labels are `val`. If scores in `metric` are equal, the lower rate is selected. `progress` is called after each epoch
-    with (epochs done, total epochs).
+    `train` are batches of the training images, `both` are batches of training and validation images, and `val` are the
+    (N, D) features and (N,) labels of the validation images. If scores in `metric` are equal, the lower rate is
+    selected. `progress` is called after each epoch with (epochs done, total epochs).
     """
     if not len(val[0]):
         raise UserError("there are no validation images to select the learning rate with: give --val-fraction 0.1.")
@@ -166,7 +166,8 @@ def fit_probe_by_folds(
 
     The rate with the highest mean of `metric` over the folds is selected; if means are equal, the lower rate.
     `train` are the (N, D) features of the unaugmented images and the (N,) labels on which the rate is selected.
-    `batches` of the final training may be augmented views. The other arguments are as in `fit_probe`.
+    `batches` are the batches of the final training, possibly of augmented views. The other arguments are as in
+    `fit_probe`.
     """
     features, labels = train
     require_finite(features, "training images")

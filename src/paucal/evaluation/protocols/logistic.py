@@ -73,7 +73,7 @@ class SearchResult:
     """The result of a search for lambda."""
 
     best: int  # position of the best lambda on the grid, from 0
-    scores: dict[int, float] = field(default_factory=dict)  # validation score of each position, in the order of trial
+    scores: dict[int, float] = field(default_factory=dict)  # validation score of each tried position
 
     @property
     def strength(self) -> float:
@@ -265,8 +265,8 @@ def fit_selected(
         metric: Metric by which lambda is selected.
         solver: Backend and stopping rule.
         search: Function that searches for the lambda with the highest score.
-        both: Features and labels of the training images followed by the validation images. Giving `both` saves a copy
-            if they are already in one tensor. If None, `train` and `val` are concatenated.
+        both: Features and labels of the training images followed by the validation images. If these
+            features are already in one tensor, giving `both` saves a copy. If None, `train` and `val` are concatenated.
     """
     if not len(val[0]):
         raise UserError("there are no validation images to select lambda with: give --val-fraction 0.1.")

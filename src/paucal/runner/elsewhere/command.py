@@ -16,7 +16,7 @@ from paucal.runs.folder import create_next_numbered, is_nonempty, open_run
 from paucal.runs.lock import is_locked
 from paucal.types import UserError
 
-# Flags that are removed from the command on other machines, mapped to whether the flag takes several values
+# Flags that are left out of the command for other machines, mapped to whether the flag takes several values
 _CLUSTER_FLAGS = {
     "--on": False,
     "--slurm": True,
@@ -25,7 +25,7 @@ _CLUSTER_FLAGS = {
     "--out": False,
     "--resume": False,
 }
-_PROCESS_FLAGS = {"--devices": False, "--nodes": False}  # also removed, since the launcher sets these values
+_PROCESS_FLAGS = {"--devices": False, "--nodes": False}  # also left out, since the launcher sets these values
 LOGS_SUFFIX = ".jobs"  # the folder with the logs is the path of the run folder with this suffix
 _PR_SET_PDEATHSIG = 1  # Linux's prctl option for the signal that is sent when the parent process ends
 
@@ -36,7 +36,7 @@ class Command:
 
     Attributes:
         verb: Name of the command, such as "train".
-        words: Arguments without the name of the command, the run folder and the flags that choose machines.
+        words: All arguments except the name of the command, the run folder and the flags that choose machines.
         run: Absolute path of the run folder, which must be on a disk that all machines share.
         folder: Working directory of the command.
         resumes: Whether the user asked to resume an existing run.

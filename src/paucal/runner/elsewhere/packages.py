@@ -85,7 +85,7 @@ def import_ray() -> Any:
 
 
 def task_resources(cluster: Mapping[str, float], threads: int, device: str | None) -> dict[str, int]:
-    """Return the CPUs and GPUs to request for each Ray task; `device` None means a GPU if the cluster has any.
+    """Return the CPUs and GPUs to request for each Ray task; if `device` is None, a GPU if the cluster has any.
 
     Example:
         >>> task_resources({"CPU": 64.0, "GPU": 8.0}, 4, None), task_resources({"CPU": 2.0}, 4, "cpu")

@@ -92,7 +92,7 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
         "kind": "RayJob",
         "metadata": {"name": _job_name(command)},
         "spec": {
-            "entrypoint": shlex.join(["bash", "-c", "; ".join(lines)]),  # KubeRay splits this text and joins the words
+            "entrypoint": shlex.join(["bash", "-c", "; ".join(lines)]),  # KubeRay splits and rejoins this text
             "shutdownAfterJobFinishes": True,
             "ttlSecondsAfterFinished": 600,
             "rayClusterSpec": {"headGroupSpec": head, "workerGroupSpecs": [machines]},
@@ -114,7 +114,8 @@ def _job_name(command: Command) -> str:
 def _begin_or_resume(command: Command, begin: list[str], program: list[str], suffix: Sequence[str] = ()) -> list[str]:
     """Return lines of a shell script that resume the run if it has a checkpoint, and otherwise begin the run.
 
-    `begin` is the command that begins the run; `program` and `suffix` are put around the arguments that resume the run.
+    `begin` is the command that begins the run. The command that resumes the run is `program`, followed by the arguments
+    for resuming and by `suffix`.
     """
     resume_line = shlex.join([*program, *command.resume_words(), *suffix])
     if command.resumes:
