@@ -169,8 +169,13 @@ def test_cells__begin_with_the_run_of_their_start_and_seed(tmp_path):
     assert verb_settings(cells[0].settings) == {"seed": 0}  # the verb never sees it
 
 
-def test_scenes__show_their_digits_where_boxes_and_masks_say(tmp_path):
-    drawn = draw_data_sets(tmp_path / "drawn", 6, 64)
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory) -> Path:
+    """Return the folder of small data sets that tests only read, as 1,800 digits are written with them."""
+    return draw_data_sets(tmp_path_factory.mktemp("data") / "drawn", 20, 48)
+
+
+def test_scenes__show_their_digits_where_boxes_and_masks_say(drawn, tmp_path):
     for part in ("train", "val", "test"):
         content = json.loads((drawn / SCENES / part / "boxes.json").read_text())
         assert content["annotations"]
@@ -189,8 +194,8 @@ def test_scenes__show_their_digits_where_boxes_and_masks_say(tmp_path):
                 again[flat] = one["category_id"]
             assert np.array_equal(again, mask)
     before = {path: path.read_bytes() for path in drawn.rglob("*.png")}
-    assert draw_data_sets(drawn, 6, 64) == drawn  # it is there already
-    draw_data_sets(tmp_path / "again", 6, 64)
+    assert draw_data_sets(drawn, 20, 48) == drawn  # it is there already
+    draw_data_sets(tmp_path / "again", 20, 48)
     for path, content in before.items():
         assert (tmp_path / "again" / path.relative_to(drawn)).read_bytes() == content
     assert len(list((drawn / START_DIGITS).rglob("*.png"))) == 1797 // 2
@@ -213,9 +218,9 @@ def test_scenes__of_a_part_show_digits_of_no_other(monkeypatch, tmp_path):
     assert list(dict.fromkeys(pools)) == read  # what the scenes of each part are drawn of
 
 
-def test_scenes__are_drawn_once_by_several_calls_and_after_a_kill(monkeypatch, tmp_path):
+def test_scenes__are_drawn_once_by_several_calls_and_after_a_kill(drawn, monkeypatch, tmp_path):
     """Another call may end first, and a killed one leaves a folder that stands in nobody's way."""
-    other = draw_data_sets(tmp_path / "other", 4, 48)
+    other = drawn / SCENES
     (tmp_path / f"{UNFINISHED}killed").mkdir()
 
     def overtaken(folder, *_):
@@ -251,8 +256,8 @@ def test_workers__at_rows_train_a_start_that_another_call_has_only_stored(tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["detect", "segment"])
-def test_images__whose_boxes_or_masks_change_are_others(kind, tmp_path):
-    folder = draw_data_sets(tmp_path / "drawn", 20, 48) / SCENES
+def test_images__whose_boxes_or_masks_change_are_others(kind, drawn, tmp_path):
+    folder = shutil.copytree(drawn / SCENES, tmp_path / SCENES)
     images = open_images(kind, {"data": str(folder)}, SilentConsole())
     assert images.training == 20
     fingerprint = images.fingerprint()
