@@ -117,7 +117,7 @@ def test_export__keeps_what_agrees_and_nothing_of_what_does_not(run, tmp_path, c
         network = unpack_program(path.read_bytes())
         return lambda images: network(images).flip(1)
 
-    monkeypatch.setitem(GRAPHS, "pt2", replace(GRAPHS["pt2"], run=run_shuffled))
+    monkeypatch.setitem(GRAPHS, "pt2", replace(GRAPHS["pt2"], load=run_shuffled))
     assert export(run, tmp_path / "out", "--format", "pt2", "onnx") == 2
     assert "model.pt2 differs from the model" in " ".join(capsys.readouterr().err.split())
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.onnx", "export.json"}

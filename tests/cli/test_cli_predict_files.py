@@ -139,7 +139,7 @@ def test_unfinished_answers__are_not_mixed_with_others(trained, many, tmp_path, 
         interrupted_after(patch, 2)
         assert call(*words) == 130
     before = written(tmp_path / "a.csv.part")
-    assert "another --batch-size (4, now 5)" in failure(capsys, *words[:-1], 5)
+    assert "another -b (4, now 5)" in failure(capsys, *words[:-1], 5)
     assert "another --mirror" in failure(capsys, *words, "--mirror")
     run = tmp_path / "other"
     shutil.copytree(trained / "run", run)

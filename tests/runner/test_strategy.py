@@ -8,10 +8,10 @@ from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training_settings import TrainSettings
 from paucal.rules.facts import DataAndMachine
-from paucal.rules.resolve import list_origins
 from paucal.runner import trainer_inputs
 from paucal.runner.console import SilentConsole
 from paucal.runner.trainer_inputs import hardware
+from paucal.settings.origins import list_origins
 from paucal.tasks.classification import assembly as training
 from paucal.tasks.classification.optimization import fit_batch
 from paucal.tasks.pretraining import assembly as pretraining

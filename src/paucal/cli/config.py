@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paucal.reading import MAX_CONFIG_BYTES, expand_user_path, parse_yaml, read_decoded
-from paucal.rules.resolve import is_automatic
+from paucal.settings.origins import is_automatic
 from paucal.settings.values import convert_setting
 from paucal.types import UserError
 from paucal.wording import did_you_mean

@@ -62,20 +62,3 @@ def resolve(settings: S, facts: DataAndMachine, rules: Mapping[str, Rule]) -> tu
         elif type(None) not in typing.get_args(hints[name]) and (name not in EPOCH_DEPENDENT or settings.epochs):
             raise RuntimeError(f"the rule for {name} chose no value")
     return settings, reasons
-
-
-def list_origins(settings: object, origins: Mapping[str, str], reasons: Mapping[str, str]) -> dict[str, str]:
-    """Return the origin of each setting: "auto: REASON", the entry in `origins` ("flag" or "config"), or "default"."""
-    return {
-        name: automatic(reasons[name]) if name in reasons else origins.get(name, "default") for name in vars(settings)
-    }
-
-
-def automatic(reason: str) -> str:
-    """Return the origin of a setting that the run chose for a reason."""
-    return f"auto: {reason}"
-
-
-def is_automatic(origin: str) -> bool:
-    """Return whether the run chose the setting that has this origin."""
-    return origin.startswith("auto: ")

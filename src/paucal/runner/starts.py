@@ -27,10 +27,10 @@ from paucal.models.weights.local import (
 from paucal.models.weights.table import PretrainedWeights, has_terms
 from paucal.objectives import Objective
 from paucal.rules.facts import InitialWeightsInfo, device_or_best
-from paucal.rules.resolve import automatic
 from paucal.runs import RunFolder, open_model_folder
 from paucal.runs.folder import CHOSEN_WEIGHTS, COCO, PUBLISHED_WEIGHTS, TIMM, find_run_of_file, iterate_ancestry
 from paucal.runs.weights import read_untrusted, read_weights
+from paucal.settings.origins import automatic
 from paucal.settings.shared import JobSettings, ModelSettings
 from paucal.types import UserError
 

@@ -16,12 +16,12 @@ import torch
 
 from paucal.cores import choose_threads, cores_are_shared
 from paucal.objectives import Objective
-from paucal.rules.resolve import list_origins
 from paucal.runner.console import Console
 from paucal.runner.job import A, Job, R, S
 from paucal.runner.resuming import store_changes
 from paucal.runner.run_time import end_time_text, start_time
 from paucal.runs import RunFolder
+from paucal.settings.origins import list_origins
 from paucal.settings.values import EXPECTED_DURATION
 from paucal.training import Plan, TimePlan
 from paucal.training.failures import memory_advice

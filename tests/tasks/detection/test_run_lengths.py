@@ -57,7 +57,7 @@ BAD_TEXT = {
 
 @pytest.mark.parametrize("kind", BAD_TEXT)
 def test_texts__that_stand_for_nothing_are_refused(kind: str):
-    with pytest.raises(ValueError, match="it "):
+    with pytest.raises(ValueError, match="the mask "):
         unpack_run_lengths(BAD_TEXT[kind])
 
 

@@ -23,7 +23,6 @@ from paucal.models.features import linear_classifier
 from paucal.objectives import Objective
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine
-from paucal.rules.resolve import automatic, list_origins
 from paucal.runner.images import (
     SplitImages,
     decode_images,
@@ -41,6 +40,7 @@ from paucal.runner.time_budget import parse_duration
 from paucal.runner.trainer_inputs import check_rates, hardware
 from paucal.runs import RunFolder
 from paucal.runs.folder import CHOSEN_WEIGHTS
+from paucal.settings.origins import automatic, list_origins
 from paucal.tasks.classification.auto_tune.record import TuneRecord, read_record
 from paucal.tasks.classification.auto_tune.stored_heads import load_head
 from paucal.tasks.classification.balance import set_class_weights, set_label_mode

@@ -15,7 +15,7 @@ from paucal.models.saved import stored_card
 from paucal.objectives.finetuning import FineTuning
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import InitialWeightsInfo
-from paucal.rules.resolve import list_origins, resolve
+from paucal.rules.resolve import resolve
 from paucal.runner.images import SplitImages, decode_images, normalisation, reading_for
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, seeded_random_weights
@@ -26,6 +26,7 @@ from paucal.runner.trainer_inputs import check_rates, hardware, trainer_plan, wi
 from paucal.runs import RunFolder
 from paucal.runs.folder import COCO
 from paucal.settings.options import flag, refuse_unsupported, require_known
+from paucal.settings.origins import list_origins
 from paucal.tasks.detection.evaluation import require_metrics
 from paucal.tasks.detection.first_record import FirstDetector, load_layers, read_first_detector
 from paucal.tasks.detection.images import BoxedImages, open_boxed

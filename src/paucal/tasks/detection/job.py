@@ -17,7 +17,6 @@ from paucal.cores import measure_slowdown
 from paucal.data.loader import TrainLoader
 from paucal.recipes.detection import LENGTH_SETTINGS, RECIPES
 from paucal.recipes.recipe import fill_in, require_init
-from paucal.rules.resolve import list_origins
 from paucal.runner import life
 from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console, result_line
@@ -29,6 +28,7 @@ from paucal.runner.starts import without_none_init
 from paucal.runner.time_budget import Pace, PlannedLength, TimedJob, parse_duration, seconds_per_step
 from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges
+from paucal.settings.origins import list_origins
 from paucal.settings.values import with_settings_signature
 from paucal.tasks.detection.assembly import DetectionSetup, assemble, check
 from paucal.tasks.detection.batches import BoxedDataset, collate_boxes, evaluation_loader

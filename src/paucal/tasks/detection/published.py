@@ -18,13 +18,13 @@ from torchvision.models import detection
 from paucal.backbones.weights.inputs import ImageInput
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.rules.facts import InitialWeightsInfo
-from paucal.rules.resolve import automatic
 from paucal.runner.job import Bars
 from paucal.runner.starts import WeightsSource, find_start
 from paucal.runs import RunFolder
 from paucal.runs.folder import COCO
 from paucal.runs.weights import read_untrusted
 from paucal.settings.options import flag
+from paucal.settings.origins import automatic
 from paucal.tasks.detection.network.detector import Detector
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.types import UserError

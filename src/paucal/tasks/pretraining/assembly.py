@@ -23,7 +23,6 @@ from paucal.objectives import Objective
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.model_and_size import SMALL_SIDE
-from paucal.rules.resolve import list_origins
 from paucal.runner.images import (
     Advance,
     SplitImages,
@@ -40,6 +39,7 @@ from paucal.runner.resuming import stored_split
 from paucal.runner.starts import WeightsSource, find_start, load_start
 from paucal.runner.trainer_inputs import check_rates, hardware, length_remarks, trainer_plan
 from paucal.runs import RunFolder
+from paucal.settings.origins import list_origins
 from paucal.tasks.pretraining.crops import crop_groups, crop_transforms, describe_crops, relative_pixels
 from paucal.tasks.pretraining.monitor import Monitor, knn_monitor
 from paucal.tasks.pretraining.stages import epochs_done

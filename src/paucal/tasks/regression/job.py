@@ -23,7 +23,6 @@ from paucal.models.regression import INTERVAL_LEVEL, RegressionCard
 from paucal.models.trained import TrainedModel, save_trained
 from paucal.report.regression import write_regression_report
 from paucal.rules.backbone import backbone_spec
-from paucal.rules.resolve import list_origins
 from paucal.runner.images import (
     decode_images,
     first_reading,
@@ -48,6 +47,7 @@ from paucal.runner.starts import (
 from paucal.runner.trainer_inputs import hardware
 from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges, flag
+from paucal.settings.origins import list_origins
 from paucal.tasks.regression.evaluation import (
     evaluate_regression,
     format_regression_score,

@@ -10,7 +10,7 @@ from paucal.models.saved import stored_card
 from paucal.objectives.finetuning import FineTuning
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine
-from paucal.rules.resolve import list_origins, resolve
+from paucal.rules.resolve import resolve
 from paucal.runner.images import normalisation
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, seeded_random_weights
@@ -18,6 +18,7 @@ from paucal.runner.starts import choose_start, find_start, load_start, may_choos
 from paucal.runner.trainer_inputs import check_rates, hardware, trainer_plan, with_synced_norms
 from paucal.runs import RunFolder
 from paucal.runs.folder import CHOSEN_WEIGHTS
+from paucal.settings.origins import list_origins
 from paucal.tasks.segmentation.crops import CropOptions
 from paucal.tasks.segmentation.images import SegmentationData, open_segmentation_data
 from paucal.tasks.segmentation.model import Head, SegmentationCard

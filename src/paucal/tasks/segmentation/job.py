@@ -17,7 +17,6 @@ from paucal.data.sampler import steps_per_epoch
 from paucal.data.views.normalisation import Normalisation
 from paucal.recipes.recipe import fill_in, require_init
 from paucal.recipes.segmentation import RECIPES
-from paucal.rules.resolve import is_automatic
 from paucal.runner import life
 from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console
@@ -35,6 +34,7 @@ from paucal.runner.time_budget import (
 )
 from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges, flag, refuse_unsupported
+from paucal.settings.origins import is_automatic
 from paucal.settings.values import with_settings_signature
 from paucal.tasks.segmentation.assembly import (
     WARMUP_FRACTION,

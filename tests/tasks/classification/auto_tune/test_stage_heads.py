@@ -30,7 +30,7 @@ from tasks.classification.auto_tune.test_auto_tune import photos, rungs_of, star
 GIVEN = {**ONE_WAY, "lr": 1e-3}
 
 
-def won_by_stages(last, staged, labels, n_classes, strength, seed, heads, most, groups):
+def won_by_stages(last, staged, labels, n_classes, strength, seed, heads, max_images, groups):
     weights = fit_mixture(staged, labels, n_classes, dict.fromkeys(HEADS, 0.05))
     return RaceResult(MEAN_HEAD, Head(*weights, 100.0, 0.9), {MEAN_HEAD: 0.5})
 

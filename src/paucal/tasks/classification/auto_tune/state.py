@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from paucal.models.precision import FLOAT32, PrecisionChoice
-from paucal.rules.resolve import automatic, is_automatic
 from paucal.runner.console import Console
 from paucal.runner.resuming import store_changes
 from paucal.runner.starts import START_FILE
 from paucal.runs import RunFolder
+from paucal.settings.origins import automatic, is_automatic
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
 from paucal.tasks.classification.auto_tune.head_race import RaceResult
 from paucal.tasks.classification.auto_tune.learning_curve import LearningCurve
