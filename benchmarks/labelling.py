@@ -28,7 +28,7 @@ from few_shot_features import NETWORKS, features
 from measuring import store, surroundings
 from paucal.tasks.classification.auto_tune.heads import fit_mixture
 from paucal.tasks.classification.auto_tune.probe import DEFAULT_STRENGTH, fit_regression
-from paucal.verbs.next.selection import choose, directions, herd, margin_uncertainty, similarities
+from paucal.verbs.next.selection import choose_images, directions, herd, margin_uncertainty, similarities
 
 START, GOAL = 3, 0.85
 RANDOM_ORDERS = 10  # random choices per seed
@@ -134,7 +134,7 @@ def as_next(random_share: float) -> Way:
     """Return the choice of `paucal next`, with a share of random images."""
     return lambda pool, count: [
         one.index
-        for one in choose(
+        for one in choose_images(
             margin_uncertainty(pool.shares), pool.vectors, pool.known, count, random_share, seed=pool.seed
         )
     ]

@@ -103,7 +103,7 @@ def match_images(model: nn.Module, first: Tensor, second: Tensor, top: int = TOP
         (grid, pooled), (other_grid, other_pooled) = (_last_features(module, image[None]) for image in (first, second))
     if grid.shape[2:].numel() == 1 or other_grid.shape[2:].numel() == 1:
         raise UserError("the last feature map is 1x1, so there is nothing to match: use a larger image size.")
-    cosine = _unit_cells(grid) @ _unit_cells(other_grid).T
+    cosine = _normalise_cells(grid) @ _normalise_cells(other_grid).T
     similarity, match = cosine.max(1)
     order = similarity.argsort(descending=True, stable=True)[:top]
     return Correspondence(
@@ -128,7 +128,7 @@ def _last_features(module: nn.Module, image: Tensor) -> tuple[Tensor, Tensor]:
     return features.grids[-1].float(), features.pooled.float()
 
 
-def _unit_cells(grid: Tensor) -> Tensor:
+def _normalise_cells(grid: Tensor) -> Tensor:
     return F.normalize(grid[0].flatten(1).T, dim=1)
 
 

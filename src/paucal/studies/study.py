@@ -208,7 +208,7 @@ class Row(Part):
 
 @dataclass(frozen=True)
 class Start:
-    """The initial weights of rows, or the weights whose frozen features are evaluated.
+    """The weights from which the runs of some table rows start, or the weights whose frozen features are evaluated.
 
     Attributes:
         words: Description of the weights at full scale, for messages.

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from paucal.verbs.next import selection
-from paucal.verbs.next.selection import MAX_AXES, choose, directions, herd, margin_uncertainty, similarities
+from paucal.verbs.next.selection import MAX_AXES, choose_images, directions, herd, margin_uncertainty, similarities
 
 KNOWN = torch.zeros(0, 2)
 
@@ -28,7 +28,7 @@ def test_unsureness__is_one_minus_the_lead() -> None:
 
 def test_choices__are_one_of_each_cluster_the_largest_first() -> None:
     features, labels = clusters([40, 10, 25])
-    choices = choose(torch.ones(75), features, torch.zeros(0, 3), 3)
+    choices = choose_images(torch.ones(75), features, torch.zeros(0, 3), 3)
     assert labels[[one.index for one in choices]].tolist() == [0, 2, 1]
     assert [one.n_represented for one in choices] == [40, 25, 10]
 
@@ -36,18 +36,20 @@ def test_choices__are_one_of_each_cluster_the_largest_first() -> None:
 def test_choices__avoid_what_is_labelled_and_go_where_the_model_is_unsure() -> None:
     features, labels = clusters([40, 10, 25])
     labelled = torch.tensor([[1.0, 0.0, 0.0]])
-    first = choose(torch.ones(75), features, labelled, 1)[0]
+    first = choose_images(torch.ones(75), features, labelled, 1)[0]
     assert labels[first.index] == 2
     unsure = torch.where(labels == 1, 1.0, 0.01)
-    assert labels[choose(unsure, features, labelled, 1)[0].index] == 1
+    assert labels[choose_images(unsure, features, labelled, 1)[0].index] == 1
 
 
 def test_choices__depend_on_what_tells_images_apart_not_on_what_all_have_in_common() -> None:
     generator = torch.Generator().manual_seed(3)
     features, labelled = torch.randn(120, 100, generator=generator), torch.randn(6, 100, generator=generator)
-    choices = choose(torch.ones(120), features, labelled, 12)
+    choices = choose_images(torch.ones(120), features, labelled, 12)
     moved, moved_labelled = 4 * features + 20, 4 * labelled + 20
-    assert [one.index for one in choose(torch.ones(120), moved, moved_labelled, 12)] == [one.index for one in choices]
+    assert [one.index for one in choose_images(torch.ones(120), moved, moved_labelled, 12)] == [
+        one.index for one in choices
+    ]
 
 
 def test_directions__are_those_of_the_strongest_axes() -> None:
@@ -62,7 +64,7 @@ def test_directions__are_those_of_the_strongest_axes() -> None:
 
 def test_copies__add_nothing() -> None:
     features = torch.cat([clusters([30, 30])[0], clusters([30, 30])[0][:1].expand(20, -1)])
-    chosen = [one.index for one in choose(torch.ones(80), features, torch.zeros(0, 2), 40)]
+    chosen = [one.index for one in choose_images(torch.ones(80), features, torch.zeros(0, 2), 40)]
     assert len(set(chosen)) == 40
     assert sum(place in (0, *range(60, 80)) for place in chosen[:10]) <= 1
 
@@ -71,7 +73,9 @@ def test_random_share__is_drawn_from_all_images_whatever_the_model_says() -> Non
     features, _ = clusters([50, 50])
     drawn = np.zeros(100)
     for seed in range(60):
-        choices = choose(torch.linspace(0, 1, 100), features, torch.zeros(0, 2), 20, random_share=0.25, seed=seed)
+        choices = choose_images(
+            torch.linspace(0, 1, 100), features, torch.zeros(0, 2), 20, random_share=0.25, seed=seed
+        )
         random = [one.index for one in choices if one.is_random]
         assert len(choices) == len({one.index for one in choices}) == 20
         assert len(random) == 5
@@ -83,7 +87,7 @@ def test_random_share__is_drawn_from_all_images_whatever_the_model_says() -> Non
 
 @pytest.mark.parametrize(("count", "images"), [(3, 3), (3, 10), (10, 3)])
 def test_random_share__of_all_chooses_at_random_alone(count: int, images: int) -> None:
-    choices = choose(torch.ones(images), torch.rand(images, 8), torch.zeros(0, 8), count, random_share=1.0)
+    choices = choose_images(torch.ones(images), torch.rand(images, 8), torch.zeros(0, 8), count, random_share=1.0)
     assert all(one.is_random for one in choices)
     assert len({one.index for one in choices}) == len(choices) == min(count, images)
 
@@ -107,8 +111,8 @@ def test_herd__is_the_greedy_maximum_of_the_covered_uncertainty() -> None:
 
 
 def test_more_than_there_are() -> None:
-    assert len(choose(torch.rand(3), torch.rand(3, 2), KNOWN, 10)) == 3
-    assert len(choose(torch.rand(1), torch.rand(1, 2), KNOWN, 1)) == 1
+    assert len(choose_images(torch.rand(3), torch.rand(3, 2), KNOWN, 10)) == 3
+    assert len(choose_images(torch.rand(1), torch.rand(1, 2), KNOWN, 1)) == 1
 
 
 def test_choices__are_as_many_as_asked_for_also_beyond_the_images_that_are_compared(
@@ -116,6 +120,6 @@ def test_choices__are_as_many_as_asked_for_also_beyond_the_images_that_are_compa
 ) -> None:
     monkeypatch.setattr(selection, "MAX_COMPARED", 8)
     features, _ = clusters([20, 20])
-    choices = choose(torch.ones(40), features, KNOWN, 30, random_share=0.1)
+    choices = choose_images(torch.ones(40), features, KNOWN, 30, random_share=0.1)
     assert len({one.index for one in choices}) == 30
     assert sum(one.is_random for one in choices) == 3

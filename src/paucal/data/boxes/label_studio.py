@@ -163,7 +163,7 @@ def _values_of_short_form(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]
 
 
 def _find_images(tasks: Sequence[_Task], finder: ImageNames, tree: Tree, file: str) -> list[str]:
-    """Return the key of the image of each task, by its path or URL, or else by the name of the uploaded file."""
+    """Return the key of each task's image, found by its path or URL, or else by the uploaded file's name."""
     part = part_of_file(file)
     paths = [_LOCAL_FILE_URL.sub("", task.image) for task in tasks]
     # URLs may be percent-encoded, but a file with exactly the name in the URL is preferred.

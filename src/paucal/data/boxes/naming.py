@@ -38,7 +38,7 @@ def missing_image(tree: Tree, file: str, name: str) -> MissingImage:
 
 
 class Match(NamedTuple):
-    """A file that a name in an annotation file may mean, and the folder `base` to which the name is then relative."""
+    """A file that a name in an annotation file may refer to, and the folder `base` to which the name is relative."""
 
     path: str
     base: str

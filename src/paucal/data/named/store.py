@@ -125,8 +125,8 @@ def _count_note(title: str, published: Iterable[int], available: Iterable[int]) 
 def _restrict_to_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSet:
     """Return only the images in the lists of an official partition, with the splits of the partition.
 
-    If the lists are missing, all images are returned, with a note. This is needed for SUN397: torchvision reads all
-    images, but not the ten official partitions, of which papers use the first.
+    SUN397 needs this: torchvision reads all images, but ignores the ten official partitions, of which papers use the
+    first. If the lists are missing, all images are returned, with a note.
     """
     lists = entry.lists
     if lists is None:

@@ -91,7 +91,7 @@ def match_cells(first: Tensor, second: Tensor, positions: Tensor, image_size: Si
         top: Number of pairs to score; fewer are scored if fewer cells are inside the second view.
     """
     rows, columns = second.shape[2:]
-    cosine = _unit_cells(first) @ _unit_cells(second).transpose(1, 2)
+    cosine = _normalise_cells(first) @ _normalise_cells(second).transpose(1, 2)
     similarity, cells = cosine.max(2)
     true_column, true_row = (
         ((positions[..., axis] + 1) / 2 * count).floor().long() for axis, count in ((0, columns), (1, rows))
@@ -146,7 +146,7 @@ def correspond(
     return torch.cat(accuracy), torch.cat(distance)
 
 
-def _unit_cells(grid: Tensor) -> Tensor:
+def _normalise_cells(grid: Tensor) -> Tensor:
     return F.normalize(grid.flatten(2).transpose(1, 2), dim=2)
 
 

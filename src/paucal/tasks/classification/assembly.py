@@ -224,7 +224,7 @@ def _list_remarks(
         *images.notes,
         *filter(None, [describe_channels(images.reading.channels)]),
         *([MULTI_LABEL_REMARK] if images.multi_hot is not None else ()),
-        *(_unlabelled_remarks(settings) if is_new else ()),
+        *(_remarks_on_unlabelled_images(settings) if is_new else ()),
         *([STREAMED_REMARK] if images.stream is not None and choice.candidates else ()),
         *(f"{finding.text}; {finding.advice}" for finding in findings if finding.level != "note"),
         *plan_remarks(settings, chosen.facts.n_train),
@@ -308,7 +308,7 @@ def _check_unlabelled(settings: TrainSettings, images: ImageSet, objective: Obje
         )
 
 
-def _unlabelled_remarks(settings: TrainSettings) -> list[str]:
+def _remarks_on_unlabelled_images(settings: TrainSettings) -> list[str]:
     if settings.unlabelled is None:
         return []
     unlabelled = open_unlabelled(settings)

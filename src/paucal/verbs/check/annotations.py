@@ -79,7 +79,7 @@ def open_with_masks(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
         return images, [_masks_finding(pairs), refusal_finding(BAD_MASKS, problem)]
     masked_images, findings = _describe_masks(masked, pairs)
     if settings.verb is None and settings.images is None:
-        findings += other_label_findings(root, "segment")
+        findings += findings_on_other_label_kinds(root, "segment")
     return masked_images, findings
 
 
@@ -188,14 +188,14 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
     refusal, other_kinds = [], []
     try:
         boxed = check_annotations(tree, annotations).images
-        other_kinds = other_label_findings(path, "detect") if settings.verb is None else []
+        other_kinds = findings_on_other_label_kinds(path, "detect") if settings.verb is None else []
     except UserError as problem:
         boxed, refusal = unlabelled_images(tree, annotations), [_refusal_finding(problem)]
     counts, findings = (find(annotations.images, boxed.keys) for find in (_class_findings, box_findings))
     return boxed, [*counts, *refusal, *findings, *other_kinds]
 
 
-def other_label_findings(path: Path, verb: str) -> list[Finding]:
+def findings_on_other_label_kinds(path: Path, verb: str) -> list[Finding]:
     """Return a note on each kind of labels in the set that the command `verb` does not use."""
     return [
         Finding(f"also-{LABEL_NOUNS[other]}", "note", f"there are also {text}: check these with --verb {other}")

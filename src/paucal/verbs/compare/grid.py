@@ -179,7 +179,7 @@ def _require_equal(grid: Grid, old_settings: Mapping[str, Any], new_settings: Ma
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a grid.
+    """One of the runs in a grid of experiments.
 
     Attributes:
         folder: Folder of the cell, which contains the run.

@@ -202,7 +202,7 @@ def _class_folder(item: Item) -> str:
 
 
 def write_folders(content: Content, folder: Path) -> None:
-    """Check that class folders can store the labels: one class per image, distinct names. No label file is written."""
+    """Write no file, and only check that class folders can store the labels: one class per image, distinct names."""
     unsupported = next((item for item in content.items if len(item.labels) != 1), None)
     if unsupported is not None:
         raise UserError(

@@ -29,7 +29,7 @@ from paucal.types import UserError
 from paucal.verbs.convert.launch import write_set
 from paucal.verbs.convert.writing import LAYOUTS
 from paucal.verbs.next.predictions import MODELS, Predictions
-from paucal.verbs.next.selection import Choice, choose
+from paucal.verbs.next.selection import Choice, choose_images
 from paucal.verbs.next.settings import NextSettings
 from paucal.verbs.predict.writing import SHEET_FORMATS, sheet_writer
 from paucal.wording import counted
@@ -120,7 +120,7 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
         )
     images = _unlabelled_images(images, source, settings, console)
     predictions = model.predict(images, console)
-    choices = choose(
+    choices = choose_images(
         predictions.unsure,
         predictions.features,
         predictions.training_features,

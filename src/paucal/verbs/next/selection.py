@@ -49,17 +49,17 @@ def margin_uncertainty(shares: Tensor, several: bool = False) -> Tensor:
     return 1 - (first - second)
 
 
-def choose(
-    unsure: Tensor, features: Tensor, labelled: Tensor, count: int, random_share: float = 0.0, seed: int = 0
+def choose_images(
+    uncertainty: Tensor, features: Tensor, labelled: Tensor, count: int, random_share: float = 0.0, seed: int = 0
 ) -> list[Choice]:
     """Choose `count` images to label: the most useful first, and a fraction `random_share` drawn at random last.
 
-    `unsure` is the (N,) uncertainty of each image, with (N, D) features; `labelled` has the (L, D) features of labelled
-    images, where L may be 0.
+    `uncertainty` is the (N,) uncertainty of each image, with (N, D) features; `labelled` has the (L, D) features of
+    labelled images, where L may be 0.
     """
     generator = np.random.default_rng(seed)
-    count = min(count, len(unsure))
-    order = generator.permutation(len(unsure))
+    count = min(count, len(uncertainty))
+    order = generator.permutation(len(uncertainty))
     random_indices = order[: round(random_share * count)]
     random_choices = [Choice(int(index), is_random=True) for index in random_indices]
     if len(random_indices) == count:
@@ -68,7 +68,7 @@ def choose(
     rows = torch.from_numpy(compared_indices)
     covered_features = torch.cat([labelled, features[torch.from_numpy(random_indices)]])
     similar, covered = similarities(*directions(features[rows], covered_features))
-    chosen, nearest = herd(unsure[rows].float(), similar, covered, count - len(random_indices))
+    chosen, nearest = herd(uncertainty[rows].float(), similar, covered, count - len(random_indices))
     n_represented = np.bincount(nearest[nearest >= 0], minlength=len(chosen))
     choices = [Choice(int(compared_indices[index]), int(n_represented[rank])) for rank, index in enumerate(chosen)]
     return [*choices, *random_choices]

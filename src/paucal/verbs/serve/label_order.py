@@ -18,7 +18,7 @@ from paucal.settings.shared import DataSettings
 from paucal.types import UserError
 from paucal.verbs.next.launch import describe_choice
 from paucal.verbs.next.predictions import Classifier
-from paucal.verbs.next.selection import Choice, choose
+from paucal.verbs.next.selection import Choice, choose_images
 from paucal.verbs.serve.labelling import LabelFile, Labelling, Suggestion
 from paucal.verbs.serve.settings import ServeSettings
 from paucal.wording import counted
@@ -83,7 +83,7 @@ def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile
 
 def _rank_images(model: Classifier, images: ImageSet, console: Console) -> tuple[list[int], dict[int, Suggestion]]:
     predictions = model.predict(images, console)
-    choices = choose(
+    choices = choose_images(
         predictions.unsure, predictions.features, predictions.training_features, MAX_RANKED, 1 / RANDOM_EVERY
     )
     suggestions = {index: Suggestion(top) for index, top in enumerate(predictions.likeliest)}

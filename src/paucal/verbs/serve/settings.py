@@ -8,7 +8,7 @@ from paucal.settings.shared import FORWARD_PRECISION_HELP, ForwardPrecision
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """The address of the page, and the predictions."""
+    """The address at which the page is served, and the options of its predictions."""
 
     help_group = "serving"
     host: str = option("address to listen on; 0.0.0.0 lets other machines connect", "127.0.0.1")

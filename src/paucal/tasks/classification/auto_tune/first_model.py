@@ -24,7 +24,7 @@ from paucal.runner.loaders import eval_loader
 from paucal.runner.run_time import end_time_text
 from paucal.settings.shared import JobSettings
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.head_race import MAX_RACED, RaceResult, race_heads, store_held_out
+from paucal.tasks.classification.auto_tune.head_race import MAX_RACE_IMAGES, RaceResult, race_heads, store_held_out
 from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.learning_curve import measure_learning_curve, write_curve
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES_KEY, calibrated_losses
@@ -319,7 +319,7 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
                 settings.seed,
                 heads=HEADS if staged else {},
                 # Without validation images, the cross-validated predictions are the result of the run: use more images.
-                max_images=MAX_RACED if len(val) else MAX_COMPARED,
+                max_images=MAX_RACE_IMAGES if len(val) else MAX_COMPARED,
                 groups=groups,
             )
         race_seconds = time.perf_counter() - start_time

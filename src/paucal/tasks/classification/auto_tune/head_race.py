@@ -35,10 +35,10 @@ from paucal.tasks.classification.auto_tune.probe import (
 DEFAULT_HEAD, MEAN_HEAD = "logistic regression on the last features", "mean of the heads on the last stages"
 HELD_OUT_FILE = "held_out.safetensors"
 N_FOLDS, N_REPEATS = 5, 3
-MAX_REPEATED = 300  # with more images, the cross-validation is not repeated
+MAX_IMAGES_TO_REPEAT = 300  # with more images, the cross-validation is not repeated
 # Maximum number of images to compare heads on. In sets of 2,160 to 2,761 images, heads chosen on a sample of 1,000
 # images were as accurate as heads chosen on all images, and the comparison took a third of the time.
-MAX_RACED = 1000
+MAX_RACE_IMAGES = 1000
 # Temperatures to try, as multiples of the standard deviation of the logits.
 TEMPERATURES = torch.logspace(-2, 1, 61, dtype=torch.float64)
 
@@ -114,7 +114,7 @@ def race_heads(  # noqa: PLR0913 (callers pass different options)
     strength: float,
     seed: int = 0,
     heads: Mapping[str, FitHead] = HEADS,
-    max_images: int = MAX_RACED,
+    max_images: int = MAX_RACE_IMAGES,
     groups: Tensor | None = None,
 ) -> RaceResult:
     """Compare heads by cross-validation on training images, and fit the best head to all training images.
@@ -163,12 +163,13 @@ def race_heads(  # noqa: PLR0913 (callers pass different options)
 
 
 def repeated_folds(labels: Tensor, seed: int, groups: Tensor | None = None) -> list[Folds]:
-    """Return the folds of each repeat of a cross-validation; only one repeat for more than `MAX_REPEATED` images.
+    """Return the folds of each repeat of a cross-validation; one repeat for more than `MAX_IMAGES_TO_REPEAT` images.
 
     `labels` are (N,) classes, and `groups` (N,) numbers of groups whose images stay in one fold; None for independent
     images.
     """
-    repeats, folds = N_REPEATS if len(labels) <= MAX_REPEATED else 1, balanced_fold_count(labels, N_FOLDS, groups)
+    repeats = N_REPEATS if len(labels) <= MAX_IMAGES_TO_REPEAT else 1
+    folds = balanced_fold_count(labels, N_FOLDS, groups)
     return [draw_folds(labels, derive_seed(seed, repeat), folds, groups) for repeat in range(repeats)]
 
 
