@@ -69,12 +69,12 @@ class NamedSet:
         unpacked_paths: Paths that exist once the files are unpacked, relative to one of `possible_roots`.
         folder: Folder for the files, relative to the root; "" for the root itself.
         hints: Known properties of the images.
-        package: Extra package that is needed to read the data set, and not installed with paucal; "" if there is none.
+        package: Extra package that is needed to read the data set, and not installed with paucal; "" for none.
         download_package: Extra package that is needed to download the data set, and not installed with paucal; "" if no
             package is needed.
         downloadable: Whether torchvision can download the data set.
         download_obstacle: Why torchvision cannot download the data set, as the beginning of a sentence.
-        note: Note for the user on differences from the official images, splits or classes; "" if there are none.
+        note: Note for the user on differences from the official images, splits or classes; "" without such differences.
         lists: List files of an official partition; None if torchvision knows the splits, or there are no splits.
         possible_roots: Folders that the paths in `unpacked_paths` and `alternative_folders` may be relative to. These
             folders are relative to the root; "" is the root itself.

@@ -152,7 +152,7 @@ def _choose_folder(
 ) -> tuple["FileFinder", str]:
     """Return the folder that paths are relative to: the candidate in which most images of a sample exist.
 
-    The second result is a prefix of another machine, which must be removed from all paths; "" if there is none.
+    The second result is a prefix of another machine, which must be removed from all paths; it may be "".
     """
     sample = [rows[index] for index in evenly_spaced(len(rows), _SAMPLED_ROWS)]
     best, best_count = None, 0

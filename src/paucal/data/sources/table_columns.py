@@ -233,7 +233,7 @@ def _unnamed_columns(file: Path, rows: Sequence[TableRow], labelled: bool) -> Co
 def _part_columns(
     plain_names: Sequence[str], names: Sequence[str], cells: Sequence[Sequence[str]]
 ) -> tuple[int | None, tuple[tuple[int, str], ...], list[str]]:
-    """Return the position of the column of splits, the flag columns if there is none, and notes for the user.
+    """Return the position of the column of splits, or else the flag columns, and notes for the user.
 
     See `Columns.flags` for flag columns.
     """

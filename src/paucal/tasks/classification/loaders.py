@@ -149,7 +149,7 @@ def make_val_predictor(
 
 
 def draw_eval_images(data: SplitImages, card: ModelCard, settings: TrainSettings) -> Image.Image:
-    """Draw validation images as the deployed model sees them; draw training images if there are none for validation."""
+    """Draw validation images as the deployed model sees them; without validation images, draw training images."""
     indices = data.part("val") if len(data.part("val")) else data.part("train")
     sample = indices[evenly_spaced(len(indices), MAX_IMAGES)]
     batch = next(iter(eval_loader(data, sample, card.preprocessing, replace(settings, workers=0))))

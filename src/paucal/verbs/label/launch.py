@@ -229,7 +229,7 @@ def report_maps(facts: MapFacts, count: int, output: Path, console: Console) -> 
 def _test_teacher(
     images: ImageSet, teacher: Teacher, trained_keys: Collection[str], device: torch.device, batch_size: int
 ) -> TeacherCheck:
-    """Test a teacher on a sample of the images that it was not trained on or, if there are none, of all images."""
+    """Test a teacher on a sample of the images that it was not trained on; if it was trained on all, use all."""
     unknown = [name for name in images.classes if name not in set(teacher.classes)]
     if unknown:
         raise UserError(

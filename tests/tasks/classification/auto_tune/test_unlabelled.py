@@ -416,7 +416,7 @@ def test_run__with_many_labels_for_each_class_reads_none_in_a_limited_time(data,
     result = started_from(data, tmp_path / "run", console, unlabelled=unlabelled, **more)
     details = rungs_of(result.folder)["unlabelled"]["details"]
     is_left_out = more == {"time": "10m"}
-    assert ("15 or more labelled images per class" in details.get("why", "")) == is_left_out
+    assert ("15 or more labelled images per class on average" in details.get("why", "")) == is_left_out
     assert (details["images"] == 0) == is_left_out
     assert any("are not read: with" in line for line in console.lines) == is_left_out
 

@@ -122,9 +122,9 @@ def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tenso
     max_images = MAX_IMAGES
     if state.record.budget and _is_tuned(setup) and has_many_labels(setup):
         raise UserError(
-            f"the images without labels are not read: with {MANY_LABELS_PER_CLASS} or more labelled images per class, "
-            "they have not made a tuned model better, and reading them takes time from tuning; to use them for a "
-            "linear head, give --epochs 0 instead of --time"
+            f"the images without labels are not read: with {MANY_LABELS_PER_CLASS} or more labelled images per class "
+            "on average, they have not made a tuned model better, and reading them takes time from tuning; to use them "
+            "for a linear head, give --epochs 0 instead of --time"
         )
     if state.record.budget:
         max_left = state.seconds_left() * (MAX_LEFT_FRACTION if _is_tuned(setup) else 1)
