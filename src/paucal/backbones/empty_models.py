@@ -1,14 +1,17 @@
 """Builds models on the meta device, without values, to find out which image sizes and arguments they accept."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import timm
 import torch
 from timm.layers.patch_embed import PatchEmbed
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import init
+from torch.overrides import TorchFunctionMode
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
@@ -19,6 +22,14 @@ from paucal.types import UserError
 # Exceptions that timm's constructors and models raise for unsuitable image sizes.
 _SIZE_ERRORS = (
     *(AssertionError, AttributeError, RuntimeError, TypeError, ValueError, IndexError, ZeroDivisionError, UserError),
+)
+
+# Functions that only fill a tensor, or that transform random values in place.
+_FILLS = frozenset(
+    (
+        *(Tensor.normal_, Tensor.uniform_, Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_),
+        *(Tensor.fill_, Tensor.zero_, init.normal_, init.uniform_, init.constant_, init.kaiming_uniform_),
+    )
 )
 
 
@@ -40,18 +51,35 @@ class CacheKey:
         return cls(repr(arguments), arguments)
 
 
-def build_empty(name: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """Build a model on the meta device, where tensors have shapes but no values."""
-    with torch.device("meta"), warnings.catch_warnings():
+class _NoInitialValues(TorchFunctionMode):
+    """Skips the initialization of tensors without values, which takes most of the time of building a transformer."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in _FILLS and args and args[0].is_meta:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def meta_device() -> Iterator[None]:
+    """Build models on the meta device within this context, where tensors have shapes but no values."""
+    with torch.device("meta"), _NoInitialValues(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such as warnings about tensors without elements; other code checks the model
+        yield
+
+
+def build_empty(name: str, arguments: Mapping[str, Any]) -> nn.Module:
+    """Build a model on the meta device, without initial values."""
+    with meta_device():
         return create_model(name, **arguments)
 
 
 def try_size(name: str, image_size: Size, arguments: Mapping[str, Any]) -> FeatureBackbone | None:
     """Build a model on the meta device and run it on one image; return None if the model does not support the size."""
     try:
-        with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as warnings about tensors without elements
+        with meta_device():
             model = timm.create_model(name, **arguments)
         patch = patch_size(model)
         if patch is not None and (image_size[0] % patch[0] or image_size[1] % patch[1]):

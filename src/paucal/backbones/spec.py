@@ -11,7 +11,7 @@ from timm.layers.norm_act import convert_sync_batchnorm
 from torch import nn
 
 from paucal.backbones.cost import FLOAT_BYTES, image_cost
-from paucal.backbones.empty_models import CacheKey, build_empty
+from paucal.backbones.empty_models import CacheKey, build_empty, meta_device
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
 from paucal.backbones.names import create_model, require_architecture_arguments, require_model_name
@@ -95,7 +95,7 @@ class BackboneSpec:
         """Return the (rows, columns) of the position embedding if images are not square; None for square images."""
         if self.image_size[0] == self.image_size[1]:
             return None
-        with torch.device("meta"):
+        with meta_device():
             return position_grid(replace(self, pretrained=False).build().model)
 
     def to_dict(self) -> dict[str, Any]:

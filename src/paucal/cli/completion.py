@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from paucal.cli.arguments import CommandParser, HelpWithDefaults, ParserCaptured, capturing_parsers, parse_arguments
-from paucal.cli.recipes import recipes_by_verb
+from paucal.cli.recipes import recipes_by_command
 from paucal.methods.names import EXTRA_LOSSES, PRETRAINING_METHODS, TRAINING_METHODS
 from paucal.models.table import model_names
 from paucal.tasks.detection.network.options import HEADS
@@ -60,7 +60,7 @@ def build_completion_parser() -> argparse.ArgumentParser:
     """
     from paucal.cli.main import COMMAND_SUMMARIES
 
-    models, recipes = tuple(model_names()), recipes_by_verb()
+    models, recipes = tuple(model_names()), recipes_by_command()
     main_parser = argparse.ArgumentParser("paucal", allow_abbrev=False)
     main_parser.add_argument("--version", action="store_true", help="print the version")
     verbs = main_parser.add_subparsers(dest="verb")

@@ -17,7 +17,7 @@ def run(argv: Sequence[str]) -> int:
     from paucal.runner.plain_console import PlainConsole
 
     console = PlainConsole(soft_wrap=True)
-    for verb, recipes in recipes_by_verb().items():
+    for verb, recipes in recipes_by_command().items():
         console.print(f"[bold]paucal {verb}[/]")
         for name, recipe in recipes.items():
             console.print(f"  [bold]{name}[/]: {recipe.summary}")
@@ -28,8 +28,8 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def recipes_by_verb() -> Mapping[str, Mapping[str, Any]]:
-    """Return the recipes of each training command, by the name of the recipe."""
+def recipes_by_command() -> Mapping[str, Mapping[str, Any]]:
+    """Return the recipes of each training command as {command: {recipe name: recipe}}."""
     from paucal.recipes import detection, esvit, segmentation, table
 
     recipes = {"train": table.RECIPES, "pretrain": esvit.RECIPES}

@@ -191,7 +191,7 @@ def _orientation_of(image: Image.Image) -> Orientation:
     value, (width, height) = exif_orientation(image), image.size
     if value < 5:  # orientations 1 to 4 do not rotate by 90 degrees
         return Orientation(value, (height, width), (height, width))
-    if image.format == "TIFF":  # Pillow has already exchanged the sides
+    if image.format == "TIFF":  # Pillow has already swapped width and height
         return Orientation(value, (width, height), (height, width))
     return Orientation(value, (height, width), (width, height))
 

@@ -90,11 +90,11 @@ PASTED_SIDE = 0.5  # side of the pasted image as a fraction of the image's side,
 
 
 @dataclass(frozen=True, eq=False)
-class PastedImages:
+class CompositeImages:
     """Images into which an image of another class was pasted.
 
     Attributes:
-        images: (B, C, H, W) images that contain the pasted images.
+        images: (B, C, H, W) images after pasting.
         classes: (B,) classes of the pasted images.
         boxes: (B, 4) top, left, bottom and right of the pasted images in pixels.
     """
@@ -106,7 +106,7 @@ class PastedImages:
 
 def paste_objects(
     images: Tensor, classes: Tensor, generator: torch.Generator, side: float = PASTED_SIDE
-) -> PastedImages:
+) -> CompositeImages:
     """Paste a downscaled image of another class into each image, at a random position.
 
     If all images of a batch belong to the same class, the result is empty.
@@ -133,8 +133,8 @@ def paste_objects(
         labels.append(int(classes[other]))
         boxes.append([top, left, top + rows, left + columns])
     if not pasted:
-        return PastedImages(images[:0], classes[:0], torch.zeros(0, 4, dtype=torch.long))
-    return PastedImages(torch.stack(pasted), torch.tensor(labels), torch.tensor(boxes))
+        return CompositeImages(images[:0], classes[:0], torch.zeros(0, 4, dtype=torch.long))
+    return CompositeImages(torch.stack(pasted), torch.tensor(labels), torch.tensor(boxes))
 
 
 def pointing_hits(maps: Tensor, boxes: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -239,7 +239,7 @@ def score_methods(
 
 
 def _score_images(
-    model: nn.Module, name: str, images: Tensor, predicted: Tensor, pasted: PastedImages, seed: int, steps: int
+    model: nn.Module, name: str, images: Tensor, predicted: Tensor, pasted: CompositeImages, seed: int, steps: int
 ) -> Tensor:
     """Return deletion, insertion, pointing and mass of B images, (4, B).
 

@@ -24,11 +24,11 @@ class FrozenLine:
 
 
 @dataclass(frozen=True)
-class FrozenFeatures:
-    """The content of the section on frozen features.
+class FrozenFeaturesSection:
+    """The content of the report's section on frozen features.
 
     Attributes:
-        remarks: Sentences on averages, wins and selected hyperparameters.
+        remarks: Sentences on averages, on how often each model is best, and on selected hyperparameters.
         warnings: Sentences on test images that were used without labels in training.
     """
 
@@ -40,7 +40,7 @@ class FrozenFeatures:
     level: float
 
 
-def read_frozen(run: RunFolder) -> FrozenFeatures | None:
+def read_frozen(run: RunFolder) -> FrozenFeaturesSection | None:
     """Return the stored results of a run's frozen features; None if frozen features were not evaluated."""
     path = run.evaluation(table.FOLDER) / table.JSON_NAME
     if not path.is_file():
@@ -53,7 +53,7 @@ def read_frozen(run: RunFolder) -> FrozenFeatures | None:
         level = float(content["level"])
         if not 0 < level < 1:
             raise ValueError(f"expected a level between 0 and 1, got {level}")
-        return FrozenFeatures(
+        return FrozenFeaturesSection(
             [_describe_data(data) for data in sets],
             [name[:MAX_TEXT] for name in _model_names(rows)],
             list(_table_lines(rows, has_several=len(sets) > 1)),

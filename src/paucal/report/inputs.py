@@ -11,7 +11,7 @@ from typing import Any
 
 from paucal.evaluation.results import Report, read_report, stored_number
 from paucal.metrics.intervals import wilson_share
-from paucal.report.frozen import FrozenFeatures, read_frozen
+from paucal.report.frozen import FrozenFeaturesSection, read_frozen
 from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.wording import percent
@@ -149,7 +149,7 @@ class RunFiles:
     rows: Sequence[Mapping[str, float]]
     evaluation: Report | None
     check: Sequence[CheckFinding] | None = None
-    frozen: FrozenFeatures | None = None
+    frozen: FrozenFeaturesSection | None = None
     verb: str = "train"
     exports: Sequence[ExportedFile] = ()
 

@@ -52,7 +52,7 @@ _model_args.__name__ = "model_args"
 
 
 def img_size(facts: DataAndMachine) -> Choice:
-    """Choose the recommended size, or a size near that of small images; else the paper's 224 pixels."""
+    """Choose a size near that of small images; for larger images, the paper's 224 pixels."""
     return small_img_size(facts) or ([PAPER_SIDE], PAPER_REASON)
 
 

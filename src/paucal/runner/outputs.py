@@ -80,16 +80,16 @@ def refuse_inside_images(
 
 
 def check_results(
-    folder: Path, images: Mapping[str, str | None], root: str | None = None, more: Sequence[str] = ()
+    folder: Path, images: Mapping[str, str | None], root: str | None = None, extra_files: Sequence[str] = ()
 ) -> None:
     """Refuse a folder for results if it is not writable, or if results would replace files of another program.
 
-    `images` maps flags to locations of images; `more` has the names of further files that this evaluation writes.
+    `images` maps flags to locations of images; `extra_files` are names of further files that this evaluation writes.
     """
     refuse_inside_images(folder, images, root)
     check_folder_writable(folder)
     for main_files, other_files in RESULT_FILES:
-        names = (*main_files, *other_files, *(more if main_files == SCORE_FILES else ()))
+        names = (*main_files, *other_files, *(extra_files if main_files == SCORE_FILES else ()))
         existing = [name for name in names if os.path.lexists(folder / name)]
         main_existing = [name for name in main_files if name in existing]
         foreign_files = [name for name in main_existing if not _is_result_file(RunFolder(folder), name)]

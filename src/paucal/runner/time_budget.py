@@ -96,7 +96,7 @@ class Pace:
         """Return the seconds of one validation, given the number of images by split."""
         return counts["val"] * self.val_image
 
-    def ending(self, counts: Mapping[str, int]) -> float:
+    def closing_seconds(self, counts: Mapping[str, int]) -> float:
         """Return the seconds from the last step until all results are written, given the number of images by split."""
         return counts["test"] * self.test_image + self.closing
 
@@ -155,7 +155,7 @@ class TimedJob(Job[S, A, R]):
         time_plan = TimePlan(
             budget=budget,
             spent=time.monotonic() - start_time(),
-            closing=pace.ending(counts),
+            closing=pace.closing_seconds(counts),
             step=pace.step,
             evaluation=pace.evaluation(counts),
             most_steps=length.most_steps,
@@ -171,7 +171,7 @@ class TimedJob(Job[S, A, R]):
         """Return the expected seconds of a run whose length is known, by timing a few steps and evaluations."""
         plan, counts, pace = setup.plan, setup.data.counts(), self.measure(setup)
         evaluations = math.ceil(plan.total_steps / plan.steps_per_epoch)
-        return plan.total_steps * pace.step + evaluations * pace.evaluation(counts) + pace.ending(counts)
+        return plan.total_steps * pace.step + evaluations * pace.evaluation(counts) + pace.closing_seconds(counts)
 
 
 def seconds_per_step(

@@ -132,8 +132,8 @@ def check_rates(settings: JobSettings) -> None:
         )
 
 
-def length_remarks(settings: JobSettings, n_train: int) -> list[str]:
-    """Return warnings about a batch larger than the training set, few steps per epoch, or a warm-up of all epochs."""
+def length_warnings(settings: JobSettings, n_train: int) -> list[str]:
+    """Return warnings about batches larger than the training set, few steps per epoch, or a warm-up of all epochs."""
     remarks = []
     batch = settings.effective_batch
     steps = steps_per_epoch(n_train, batch)

@@ -186,7 +186,7 @@ def _model_settings(model: Architecture, row: Row | None = None) -> dict[str, An
 
 
 def _without_unused(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings. If the run has no region task, omit the epoch in which the region task begins."""
+    """Return the settings without the first epoch of the region task, if the run has no such task."""
     unused = EPOCH_SETTINGS if settings.get("tasks") == "view" else ()
     return {name: value for name, value in settings.items() if name not in unused}
 

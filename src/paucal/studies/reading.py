@@ -288,7 +288,9 @@ def _check_study(study: Study, data_sets: Mapping[str, DataSet], where: str) -> 
 
 def _check_completeness(study: Study, location: str) -> None:
     if study.trains and not (study.trained_rows and study.trained_columns):
-        raise UserError(f"{location}: a study with runs needs at least one trained row and one trained column.")
+        raise UserError(
+            f"{location}: a study with runs needs at least one row and one column whose models are trained."
+        )
     if study.trains and not study.scales and not study.without:
         raise UserError(f"{location}: the study has no smaller scale: add 'without' with the reason.")
     if not study.see and not study.rows:

@@ -108,7 +108,7 @@ class RunClock:
         if total_steps == plan.last_step:
             return None
         current_threads = plan.threads or torch.get_num_threads()
-        threads = self._fastest_threads(trainer, module, batch, available) or current_threads
+        threads = self._fastest_thread_count(trainer, module, batch, available) or current_threads
         # If the number of threads changes, keep the number of steps until the new step time has been measured.
         return PlanChange(step, total_steps if threads == current_threads else plan.last_step, threads)
 
@@ -139,13 +139,15 @@ class RunClock:
             return total - last_epoch_steps
         return max(total, step)
 
-    def _fastest_threads(self, trainer: Trainer, module: TrainingModule, batch: Batch, available: float) -> int | None:
+    def _fastest_thread_count(
+        self, trainer: Trainer, module: TrainingModule, batch: Batch, seconds_left: float
+    ) -> int | None:
         """Return the number of CPU threads with which a step is fastest; None if this is not tested now."""
         cannot_measure = trainer.world_size > 1 or module.device.type != "cpu"
-        takes_too_long = THREAD_TEST_STEPS * (self._step_seconds or 0.0) > THREAD_TEST_FRACTION * available
-        if cannot_measure or takes_too_long or available > self._next_thread_test:
+        takes_too_long = THREAD_TEST_STEPS * (self._step_seconds or 0.0) > THREAD_TEST_FRACTION * seconds_left
+        if cannot_measure or takes_too_long or seconds_left > self._next_thread_test:
             return None
-        self._next_thread_test = available - 0.1 * self._time.budget
+        self._next_thread_test = seconds_left - 0.1 * self._time.budget
         objective = module.objective
         buffers = [(buffer, buffer.clone()) for buffer in objective.buffers()]
 

@@ -140,7 +140,7 @@ class Plan:
 
     @property
     def most_steps(self) -> int:
-        """The maximum number of optimizer steps of the run after any further corrections."""
+        """The largest number of optimizer steps to which the length of the run may still be corrected."""
         return max(self.last_step, self.total_steps if self.time is None else self.time.most_steps)
 
     @property

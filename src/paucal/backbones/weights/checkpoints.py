@@ -92,7 +92,7 @@ def _prefixes(tensors: Mapping[str, Tensor], names: Collection[str]) -> list[str
 
 
 def _preference_rank(part: str) -> int:
-    """Return 0 for an averaged network, 2 for a network that is tried last, and 1 for other networks."""
+    """Return the sort key of a network in a checkpoint: 0 for averages, 1 for most others, 2 for such as students."""
     words = set(re.split(r"[\W_]+", part.lower()))
     return 0 if words & set(PREFERRED_WORDS) else 2 if words & set(LAST_WORDS) else 1
 

@@ -30,7 +30,8 @@ GIVE_COCO = "give a COCO annotation file"
 _COCO_NAME = re.compile(r".*\.coco\.json|instances_.*\.json")
 MAX_BYTES = 1 << 29  # size of the largest file that is read; instances_train2017.json has 449 MB
 MAX_EDGE = 1.02  # largest right or bottom edge of a box relative to the image's side; 2 % tolerance for rounding
-# If at least this fraction of the boxes ends outside the image, boxes are treated as left, top, right and bottom.
+# Boxes are left, top, width and height. If at least this fraction of them would end outside the image, they are read
+# as left, top, right and bottom.
 MIN_FRACTION_OUTSIDE = 0.25
 INSTANCES = "instances"  # first word in the names of COCO files with boxes
 HEAD_BYTES = 1 << 16  # bytes at the start and at the end of a file that are searched for `ENTRIES`

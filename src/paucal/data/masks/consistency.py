@@ -1,4 +1,4 @@
-"""Checks that all mask files of a set have the same coding; error messages name the flag that sets the coding."""
+"""Checks that all mask files of a set encode classes in the same way; error messages name the flag for the encoding."""
 
 from collections import defaultdict
 from collections.abc import Sequence

@@ -152,11 +152,11 @@ def _files_of_two_folders(images: Path, masks: Path) -> ImageAndMaskFiles:
     """Return the images and masks of two folders; the folders may be equal, or one may be inside the other."""
     if images.resolve() == masks.resolve():
         return _separate_by_file_names(find_images(images))
-    return ImageAndMaskFiles(_files_outside(images, masks), _files_outside(masks, images))
+    return ImageAndMaskFiles(_files_except(images, masks), _files_except(masks, images))
 
 
-def _files_outside(folder: Path, other: Path) -> tuple[File, ...]:
-    """Return the files of a folder, except files of the other folder if that folder is inside."""
+def _files_except(folder: Path, other: Path) -> tuple[File, ...]:
+    """Return the files of a folder; if `other` is a subfolder, without its files."""
     keys, inner = find_images(folder), other.resolve()
     if inner.is_relative_to(folder.resolve()):
         keys = [key for key in keys if not (folder / key).resolve().is_relative_to(inner)]

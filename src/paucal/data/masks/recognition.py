@@ -97,7 +97,7 @@ def _may_have_masks(keys: Sequence[str]) -> bool:
 
 
 def _has_content(key: str, content: str) -> bool:
-    """Return whether the folders of a file are named after a content, such as "mask" (see `FolderRole`).
+    """Return whether the names of a file's folders say that it is, for example, a "mask" (see `FolderRole.content`).
 
     Folders that are named only after a split (`train/`) count as folders of images.
     """

@@ -245,7 +245,7 @@ class RemoteShardFolder:
                     f"space, or set {CACHE_VARIABLE} to a folder on another disk; the run can then be resumed."
                 ) from None
             text = f"the shard {shard.name} cannot be downloaded from {self.location} ({first_line(problem)})"
-            raise UnreadableImage(f"{text}; check the network.") from None
+            raise UnreadableImage(f"{text}; check the network connection.") from None
 
     def _download_checked(self, shard: Shard, target: Path) -> None:
         """Download a shard and compare its size with the size in the index.

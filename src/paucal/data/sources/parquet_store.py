@@ -103,7 +103,7 @@ class RowFile:
         except FileNotFoundError:
             raise UserError(f"{self} no longer exists; check the address.") from None
         except Exception as problem:  # each storage library raises different exceptions
-            raise UserError(f"{self} cannot be read ({first_line(problem)}); check the network.") from None
+            raise UserError(f"{self} cannot be read ({first_line(problem)}); check the network connection.") from None
 
 
 def read_arrow(file: Path) -> pa.Table:

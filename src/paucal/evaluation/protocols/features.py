@@ -218,8 +218,8 @@ class FeatureCache:
 
         Args:
             key: Key of the features.
-            order: (N,) indices that sort the images by position in the image set: the i-th image in ascending order of
-                position is in row `order[i]` of the result.
+            order: (N,) argsort of the images' positions in the image set; the i-th image by position is row `order[i]`
+                of the result.
         """
         path = self.path(key)
         if path is None or not path.is_file():

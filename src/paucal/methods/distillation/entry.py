@@ -56,7 +56,7 @@ def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) ->
     )
 
 
-def _settle_teacher(settings: Any, term: Distillation, run_images: RunImages) -> None:
+def _adapt_teacher_to_run(settings: Any, term: Distillation, run_images: RunImages) -> None:
     """Normalise images for the teacher as in the teacher's training; reorder its outputs to the classes of the run."""
     card, images = _teacher_card(settings.teacher), run_images.images
     if images.multi_hot is not None:
@@ -82,5 +82,5 @@ DISTILLATION_LOSS = ExtraLoss(
     paths=("teacher",),
     advice="without --add distillation: give --add distillation, or remove {flag}",
     build=_build_term,
-    settle=_settle_teacher,
+    settle=_adapt_teacher_to_run,
 )

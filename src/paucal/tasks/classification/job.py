@@ -78,7 +78,7 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         return f"{setup.describe()}; method: {setup.settings.method}"
 
     def needs_preliminary_steps(self, setup: TrainingSetup) -> bool:
-        """Return whether auto-tuning still has to choose the number of epochs."""
+        """Return whether trial steps must run first, from which auto-tuning chooses the number of epochs."""
         return setup.tune_record is not None and not setup.tune_record.plan
 
     def make_preliminary_steps(self, run: RunFolder, setup: TrainingSetup, console: Console) -> bool:

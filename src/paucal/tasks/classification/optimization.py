@@ -9,7 +9,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
 from paucal.objectives import Objective
 from paucal.runner.images import SplitImages
-from paucal.runner.trainer_inputs import check_sync_bn, length_remarks, trainer_plan
+from paucal.runner.trainer_inputs import check_sync_bn, length_warnings, trainer_plan
 from paucal.tasks.classification.loaders import train_loader
 from paucal.training import CosineWarmup, LaggingEpochs, Optimization, Plan, largest_batch
 from paucal.types import Batch, UserError
@@ -47,8 +47,8 @@ def optimization(settings: TrainSettings, plan: Plan) -> Optimization:
 
 
 def plan_remarks(settings: TrainSettings, n_train: int) -> list[str]:
-    """Return a warning if `--sync-bn` has no effect, and the warnings of `length_remarks`."""
-    warnings = length_remarks(settings, n_train)
+    """Return a warning if `--sync-bn` has no effect, and the warnings of `length_warnings`."""
+    warnings = length_warnings(settings, n_train)
     if settings.sync_bn and settings.processes == 1:
         return ["--sync-bn has no effect on a single device", *warnings]
     return warnings

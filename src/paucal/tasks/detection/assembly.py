@@ -74,7 +74,7 @@ class DetectionSetup(RunSetup[DetectSettings]):
 def check(settings: DetectSettings) -> None:
     """Refuse settings that contradict each other or that detection does not support."""
     if not settings.data:
-        raise UserError("DATA is missing: give a folder of images with boxes, such as 'paucal detect bccd/'.")
+        raise UserError("DATA is missing: give a folder of images with boxes, for example: paucal detect bccd/.")
     refuse_unsupported(settings, UNSUPPORTED_SETTINGS, "detection")
     if settings.strategy == "fsdp":
         raise UserError("--strategy fsdp is not supported for detectors: remove --strategy.")

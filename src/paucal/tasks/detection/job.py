@@ -277,7 +277,7 @@ def fit_steps(
     pace: Pace, seconds_left: float, counts: Mapping[str, int], epochs_per_step: float, max_epochs: int
 ) -> StepPlan:
     """Return the longest plan that fits in the remaining time; `counts` are the numbers of images by split."""
-    ending_seconds, eval_seconds = pace.ending(counts), pace.evaluation(counts)
+    ending_seconds, eval_seconds = pace.closing_seconds(counts), pace.evaluation(counts)
     usable_seconds = seconds_left * (1 - PLANNING_RESERVE) - ending_seconds
     max_evaluations = MAX_EVALUATIONS
     if eval_seconds > 0:

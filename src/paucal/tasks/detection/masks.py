@@ -160,7 +160,7 @@ def _check_polygons(outline: Any, size: tuple[int, int], where: str) -> list[lis
     if not isinstance(outline, list) or not all(isinstance(polygon, list) for polygon in outline):
         raise UserError(f"{where}, which is {short_repr(outline)}, expected polygons or run lengths: {REMEDY}.")
     if len(outline) > MAX_POLYGONS:
-        raise UserError(f"{where} of {len(outline):,} polygons, at most {MAX_POLYGONS:,} are read: {REMEDY}.")
+        raise UserError(f"{where} with {len(outline):,} polygons, expected at most {MAX_POLYGONS:,}: {REMEDY}.")
     polygons = [_check_polygon(polygon, size, where) for polygon in outline]
     if sum(map(_perimeter, polygons)) > MAX_PERIMETER:
         raise UserError(f"{where} of more than {MAX_PERIMETER:,} pixels in length: {REMEDY}.")

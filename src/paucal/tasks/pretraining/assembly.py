@@ -37,7 +37,7 @@ from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.resuming import stored_split
 from paucal.runner.starts import WeightsSource, find_start, load_start
-from paucal.runner.trainer_inputs import check_rates, hardware, length_remarks, trainer_plan
+from paucal.runner.trainer_inputs import check_rates, hardware, length_warnings, trainer_plan
 from paucal.runs import RunFolder
 from paucal.settings.origins import list_origins
 from paucal.tasks.pretraining.crops import crop_groups, crop_transforms, describe_crops, relative_pixels
@@ -91,7 +91,7 @@ def assemble(
         *images.notes,
         *filter(None, [describe_channels(images.reading.channels)]),
         *renamed,
-        *length_remarks(settings, facts.n_train),
+        *length_warnings(settings, facts.n_train),
         *(load_report.lines() if load_report else ()),
         *notes,
     ]

@@ -135,7 +135,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
     def fit_length(self, setup: SegmentationSetup, pace: Pace, left: float) -> PlannedLength:
         """Return the number of epochs, and the number of crops per image and epoch, that fit in the time."""
         settings, counts = setup.settings, setup.data.counts()
-        training_seconds = left - pace.ending(counts)
+        training_seconds = left - pace.closing_seconds(counts)
         crop_seconds = pace.step * counts["train"] / settings.effective_batch  # per epoch, with one crop per image
         eval_seconds = pace.evaluation(counts)
         is_given = setup.origins["crops"] != "default" and not is_automatic(setup.origins["crops"])
@@ -159,7 +159,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
             values["crops"], reasons["crops"] = crops, f"so that {counted(epochs, 'epoch')} {fills} the time"
         steps = epochs * steps_per_epoch(counts["train"] * crops, settings.effective_batch)
         text, seconds = f"{counted(epochs, 'epoch')} of {duration} each fit in {settings.time}", epochs * epoch_seconds
-        return PlannedLength(values, reasons, text, seconds + pace.ending(counts), MAX_LENGTH_RATIO * steps)
+        return PlannedLength(values, reasons, text, seconds + pace.closing_seconds(counts), MAX_LENGTH_RATIO * steps)
 
     def loader(self, setup: SegmentationSetup, first_pass: int) -> TrainLoader:
         """Return the loader of training crops, starting at forward pass `first_pass`."""

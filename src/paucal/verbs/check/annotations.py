@@ -83,9 +83,9 @@ def open_with_masks(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
     return masked_images, findings
 
 
-def training_command_of(opening_findings: Sequence[Finding]) -> str:
+def training_command_of(findings_on_open: Sequence[Finding]) -> str:
     """Return the command that trains on a set, according to the findings from opening its masks or boxes."""
-    names = {finding.name for finding in opening_findings}
+    names = {finding.name for finding in findings_on_open}
     if names & {MASKS, BAD_MASKS}:
         return "segment"
     return "detect" if names & {BOXES, BAD_BOXES} else "train"
@@ -98,10 +98,10 @@ def applicable_findings(findings: Sequence[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.name not in IMAGE_LABEL_FINDINGS]
 
 
-def crop_findings(opening_findings: Sequence[Finding], survey: Survey, device: str) -> list[Finding]:
+def crop_findings(findings_on_open: Sequence[Finding], survey: Survey, device: str) -> list[Finding]:
     """Return a finding on images whose shorter side is less than half the side of the crops of `paucal segment`."""
     shorter_sides = survey.sizes[survey.readable].min(axis=1)
-    if not len(shorter_sides) or not any(finding.name == MASKS for finding in opening_findings):
+    if not len(shorter_sides) or not any(finding.name == MASKS for finding in findings_on_open):
         return []
     side, _ = crop_side(device, int(np.median(shorter_sides)))
     small_images = np.flatnonzero(2 * shorter_sides < side)

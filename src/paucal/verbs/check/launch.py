@@ -99,14 +99,14 @@ def check_set(settings: CheckSettings, console: Console) -> CheckResult:
     """Check a set of images, and write the HTML page if `settings.output` is given; see `check`."""
     check_ranges(settings)
     folder = _output_folder(settings)
-    images, opening_findings = _open_set(settings)
+    images, findings_on_open = _open_set(settings)
     images, channels = with_pixel_format(images, settings)
     start_time = time.monotonic()
     with console.progress("reading images") as advance:
         survey = survey_images(images, progress=advance)
     if settings.on_bad_image == "skip":
-        images, survey, opening_findings = without_unreadable(images, survey, opening_findings)
-    verb = training_command_of(opening_findings)
+        images, survey, findings_on_open = without_unreadable(images, survey, findings_on_open)
+    verb = training_command_of(findings_on_open)
     checked_set, split_findings = split_set(images, settings.seed, verb)
     pairs, reader = find_similar_pairs(survey, reduce_images(images, CANDIDATE_SIDE).store), None
     if settings.labels or (pairs and (settings.model or find_local_weights())):
@@ -114,11 +114,11 @@ def check_set(settings: CheckSettings, console: Console) -> CheckResult:
     if reader is not None and reader.trained:
         pairs = _confirm_pairs(pairs, reader, images, settings, console, max(1, _median_short_side(survey) // 2))
     findings = [
-        *opening_findings,
+        *findings_on_open,
         *channels,
         *split_findings,
         *label_findings(checked_set),
-        *crop_findings(opening_findings, survey, settings.device),
+        *crop_findings(findings_on_open, survey, settings.device),
         *(_small_image_findings(checked_set, survey) if verb == "train" else ()),
         *image_findings(checked_set, survey, pairs),
     ]
