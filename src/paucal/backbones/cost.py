@@ -54,7 +54,7 @@ def image_cost(name: str, image_size: Size, arguments: Mapping[str, Any]) -> Cos
     return _measure_cost(name, tuple(image_size), CacheKey.from_arguments(arguments))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=256)
 def _measure_cost(name: str, image_size: Size, key: CacheKey) -> Cost | None:
     model = build_empty(name, key.arguments).train()
     saved_tensors: dict[int, Tensor] = {}

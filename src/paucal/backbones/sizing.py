@@ -77,7 +77,7 @@ def fit_to_image_size(name: str, image_size: Size, arguments: Mapping[str, Any] 
     return copy.deepcopy(_choose_sizing(name, tuple(image_size), user_args))
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=256)
 def _choose_sizing(name: str, image_size: Size, arguments: str) -> Sizing:
     """Choose the arguments; cached, since this takes up to a second and a run needs the result several times."""
     user_args = json.loads(arguments)
@@ -142,7 +142,7 @@ def fit_to_image_sizes(name: str, image_sizes: Sequence[Size], arguments: Mappin
     )
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=256)
 def _supports_sizes(name: str, image_sizes: tuple[Size, ...], key: CacheKey) -> bool:
     """Return whether a model runs at all of these sizes; cached, since a run needs this for student and teacher."""
     return supports_sizes(name, image_sizes, key.arguments)

@@ -150,7 +150,7 @@ def _require_memory(spec: BackboneSpec, parameters: int, arguments: Mapping[str,
         )
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=256)
 def _accepts_arguments(name: str, key: CacheKey) -> bool:
     """Return whether a model can be built with these arguments; cached, since each build of the network needs this."""
     try:

@@ -57,7 +57,7 @@ def backbone_shape(
     return _backbone_shape(model or "", height_and_width(img_size or DEFAULT_SIDE), tuple(model_args or ()))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=256)
 def _backbone_shape(name: str, size: tuple[int, int], model_args: tuple[str, ...]) -> BackboneShape:
     user_arguments = model_arguments(model_args)
     sizing = fit_to_image_size(name, size, user_arguments)

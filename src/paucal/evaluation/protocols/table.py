@@ -178,7 +178,7 @@ def format_score(score: Score, unit: str, sign: bool = False) -> str:
 
 
 def protocol_table(rows: Sequence[Row], level: float) -> Table:
-    """Return the main rows as a table: a column per model, and a column per gain of the first model over another model."""
+    """Return the main rows as a table, with columns for all models and for the first model's gains over the others."""
     sets = list(dict.fromkeys(row.data for row in rows))
     has_several = len(sets) > 1  # the name of a single set is in the title instead of a column
     set_name = "" if has_several else f" of {escape(''.join(sets))}"
