@@ -1,6 +1,5 @@
 """Assemble a classification run: open its images, choose its settings, and build its network and objective."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -8,14 +7,12 @@ from paucal.backbones.spec import BackboneSpec
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.data.channels.pixel_format import describe_channels
 from paucal.data.checking.findings import Finding
-from paucal.data.images import ImageSet
-from paucal.data.sources.joining import SEPARATOR
 from paucal.data.string_arrays import take_strings
 from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.calibration import DEFAULT_THRESHOLD
 from paucal.evaluation.seen_images import seen_by_initial_weights
 from paucal.methods.contract import RunImages
-from paucal.methods.fine_tuning import check_tuning, tuning_remarks
+from paucal.methods.fine_tuning import tuning_remarks
 from paucal.methods.training import build_objective, method_of, resolve_training, settle_terms, unused_by
 from paucal.methods.training_settings import TUNING_METHOD, TrainSettings
 from paucal.models.card import ModelCard
@@ -37,20 +34,20 @@ from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.resuming import stored_split
 from paucal.runner.starts import WeightsChoice, WeightsSource, choose_start, find_start, load_start, may_choose_start
 from paucal.runner.time_budget import parse_duration
-from paucal.runner.trainer_inputs import check_rates, hardware
+from paucal.runner.trainer_inputs import hardware
 from paucal.runs import RunFolder
 from paucal.runs.folder import CHOSEN_WEIGHTS
 from paucal.settings.origins import automatic, list_origins
 from paucal.tasks.classification.auto_tune.record import TuneRecord, read_record
 from paucal.tasks.classification.auto_tune.stored_heads import load_head
 from paucal.tasks.classification.balance import set_class_weights, set_label_mode
-from paucal.tasks.classification.frozen_views import FrozenViews, why_unsupported
+from paucal.tasks.classification.checks import check_new_run, check_objective
+from paucal.tasks.classification.frozen_views import FrozenViews
 from paucal.tasks.classification.images import quick_check, split_images, too_few_for_test
-from paucal.tasks.classification.loaders import run_preprocessing, view_transform
+from paucal.tasks.classification.loaders import run_preprocessing
 from paucal.tasks.classification.optimization import fit_batch, plan_remarks, training_plan
 from paucal.tasks.classification.unlabelled_images import open_unlabelled
 from paucal.training import Plan
-from paucal.types import UserError
 from paucal.wording import counted
 
 STREAMED_REMARK = "no linear probe, since the images are streamed; all steps fine-tune the pretrained weights"
@@ -133,7 +130,7 @@ def assemble(
     load_report = load_start(chosen.weights_source, settings.model, objective, images.classes, settings.init_head)
     if tune_record is not None and run is not None and not run.last.exists():
         load_head(run, objective, settings.img_size)  # tuning starts from the stored head
-    _check_objective(objective, settings, card, data, is_new=run is None)
+    check_objective(objective, settings, card, data, is_new=run is None)
     findings = tuple(quick_check(data)) if run is None else ()
     remarks = _list_remarks(chosen, objective, load_report, findings, is_new=run is None)
     return TrainingSetup(
@@ -264,48 +261,8 @@ def _open_tune_record(
         tune_record = TuneRecord(candidates, parse_duration(settings.time, "--time"))
     elif choice.candidates:
         tune_record = TuneRecord(candidates)
-    _check_new_run(settings, tune_record, in_memory)
+    check_new_run(settings, tune_record, in_memory)
     return tune_record
-
-
-def _check_new_run(settings: TrainSettings, tune_record: TuneRecord | None, in_memory: bool) -> None:
-    check_rates(settings)
-    has_frozen_features = tune_record is not None and bool(tune_record.candidates)
-    if settings.epochs == 0 and not in_memory:
-        raise UserError(
-            "--epochs 0 keeps the linear probe, which needs the features of all images in memory, but these shards "
-            "are streamed: give --epochs 1 or more, or train on a subset that is small enough to be decoded once."
-        )
-    if settings.curve and not has_frozen_features:
-        raise UserError(
-            "--curve fits heads to the frozen features of pretrained weights, but this run computes no such "
-            "features: remove --curve, or compare label fractions with 'paucal compare --labels 25% 50% 100%'."
-        )
-    if settings.unlabelled is not None and not has_frozen_features:
-        raise UserError(
-            "--unlabelled fits a head to the frozen features of pretrained weights, but this run computes no such "
-            "features. Remove --unlabelled, and pretrain on these images with 'paucal pretrain'; or label the images "
-            f"with another run ('paucal predict RUN {shlex.quote(settings.unlabelled)} --to csv --output PREDICTIONS') "
-            f"and train on {shlex.quote(f'{settings.data}{SEPARATOR}PREDICTIONS')} with --val-fraction 0. Then "
-            f"{settings.data} needs a 'test' folder, since predicted labels must not be used for evaluation."
-        )
-    if settings.epochs == 0 and not has_frozen_features:
-        raise UserError(
-            "--epochs 0 keeps the linear probe of pretrained weights, but this run starts from random weights: "
-            "give --epochs 1 or more."
-        )
-
-
-def _check_unlabelled(settings: TrainSettings, images: ImageSet, objective: Objective) -> None:
-    if images.multi_hot is not None:
-        raise UserError(
-            "--unlabelled needs images with one label each, but these may have several labels: remove --unlabelled."
-        )
-    if linear_classifier(objective.deployable()) is None:
-        raise UserError(
-            f"--unlabelled replaces the model's linear classifier, but {settings.model} has no linear classifier: "
-            "remove --unlabelled."
-        )
 
 
 def _remarks_on_unlabelled_images(settings: TrainSettings) -> list[str]:
@@ -390,22 +347,3 @@ def _build_objective(
         spec, notes = backbone_spec(settings, n_classes, channels)
         notes = [*check_memory(settings, spec), *notes]
         return build_objective(settings, spec), spec, notes
-
-
-def _check_objective(
-    objective: Objective, settings: TrainSettings, card: ModelCard, data: SplitImages, is_new: bool
-) -> None:
-    """Refuse settings that the objective does not support."""
-    if is_new and settings.unlabelled is not None:
-        _check_unlabelled(settings, data.images, objective)
-    check_tuning(settings, objective, data.images.class_counts(data.part("train")).tolist())
-    request = objective.data_request
-    if settings.frozen_views and (reason := why_unsupported(settings, objective)) is not None:
-        raise UserError(f"--frozen-views is not supported here: {reason}.")
-    if settings.batch_size_or_1 < request.smallest_batch:
-        raise UserError(
-            f"--batch-size is {settings.batch_size_or_1}, but --method {settings.method} needs at least "
-            f"{request.smallest_batch} images in a forward pass: give a larger --batch-size."
-        )
-    for crops in request.views:  # built only to refuse invalid augmentation before the run starts
-        view_transform(crops, card.preprocessing, settings, request.geometry)
