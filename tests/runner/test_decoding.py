@@ -17,7 +17,7 @@ from paucal.types import UserError
 
 SMALL = {
     **{"model": "vit_mini", "img_size": [16], "epochs": 1, "batch_size": 4, "init": "none", "method": "supervised"},
-    **{"device": "cpu", "workers": 0},
+    **{"model_args": ["depth=1"], "device": "cpu", "workers": 0},
 }
 
 

@@ -124,12 +124,12 @@ def test_init__from_a_saved_state_takes_the_averaged_weights(base):
 def test_init__is_not_needed_to_go_on_nor_to_judge(base, tmp_path):
     shutil.copytree(base / "run", tmp_path / "source")
     settings = TrainSettings(
-        data=str(base / "photos"), init=str(tmp_path / "source"), epochs=4, batch_size=8, freeze_epochs=1, workers=0
+        data=str(base / "photos"), init=str(tmp_path / "source"), epochs=3, batch_size=8, freeze_epochs=1, workers=0
     )
     whole = begin(TrainingJob(), replace(settings, output=str(tmp_path / "whole")), {}, SilentConsole())
     assert begin(
         TrainingJob(), replace(settings, output=str(tmp_path / "run")), {}, SilentConsole(), [StopAfter(4)]
-    ) == Stopped(tmp_path / "run", 4, 12)
+    ) == Stopped(tmp_path / "run", 4, 9)
     shutil.rmtree(tmp_path / "source")
     resumed = resume(TrainingJob(), tmp_path / "run", SilentConsole())
     ours, theirs = weights(tmp_path / "run"), weights(tmp_path / "whole")

@@ -12,6 +12,7 @@ import pytest
 from lightning.pytorch import Callback
 
 import paucal
+from cli.calls import make_photos
 from paucal.cli.main import main
 from paucal.data.decoded.cache_folder import CACHE_VARIABLE, STORED_RUNS, clear_stored_runs, folder_bytes
 from paucal.data.shards import requests
@@ -28,9 +29,9 @@ SETTINGS = {
     "model_args": ["depth=1"],
     "img_size": [16],
     "epochs": 3,
+    "batch_size": 8,
     "workers": 0,
     "seed": 1,
-    "fraction": 0.2,
 }
 
 
@@ -231,18 +232,19 @@ class Interrupt(Callback):
 
 def test_run__is_resumed_on_another_machine_as_if_nothing_had_happened(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    whole = paucal.train("digits", output="whole", ledger=True, **SETTINGS)
+    data = make_photos(tmp_path / "photos", each=30)
+    whole = paucal.train(data, output="whole", ledger=True, **SETTINGS)
     with pytest.raises(UserError, match="--overwrite is not supported on object storage"):
-        paucal.train("digits", output=URL, overwrite=True, **SETTINGS)
+        paucal.train(data, output=URL, overwrite=True, **SETTINGS)
     usual = Plan.__init__.__defaults__ or ()
     every = inspect.signature(Plan).parameters["save_every"].default
     monkeypatch.setattr(Plan.__init__, "__defaults__", tuple(3 if value == every else value for value in usual))
     with pytest.raises(RuntimeError, match="the machine is lost"):
-        paucal.train("digits", output=URL, ledger=True, callbacks=[Interrupt()], **SETTINGS)
+        paucal.train(data, output=URL, ledger=True, callbacks=[Interrupt()], **SETTINGS)
     with pytest.raises(
         UserError, match=r"--output: 'memory://bucket/runs/a' exists already: resume that run with --resume"
     ):
-        paucal.train("digits", output=URL, **SETTINGS)
+        paucal.train(data, output=URL, **SETTINGS)
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "another"))
     assert "checkpoints/last.ckpt" in (StoredRun(URL).manifest() or {})
     assert StoredRun(URL).read_settings()["model"] == "vit_mini"
@@ -250,6 +252,7 @@ def test_run__is_resumed_on_another_machine_as_if_nothing_had_happened(tmp_path,
     assert f"the run is in {URL}" in capsys.readouterr().out
     assert main(["runs", "fetch", URL, "here"]) == 0
     assert RunFolder(Path("here")).finished
+    assert json.loads(Path("here/summary.json").read_text())["best_epoch"] > 2  # of what was trained there
     assert Path("here/model.safetensors").read_bytes() == (whole.run / "model.safetensors").read_bytes()
     verdict = paucal.verify_run("here")
     assert (verdict.clean, verdict.processes, verdict.repeated_steps) == (True, (1, 1), 1)

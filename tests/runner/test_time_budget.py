@@ -124,7 +124,7 @@ SETTINGS = {
 
 def started(output, console, callbacks=()):
     photos = output.parent / "photos"
-    data = photos if photos.exists() else make_photos(photos, each=30)
+    data = photos if photos.exists() else make_photos(photos, each=12)
     given = {**SETTINGS, "data": str(data), "output": str(output)}
     return begin(TrainingJob(), TrainSettings(**given), dict.fromkeys(given, "flag"), console, callbacks)
 

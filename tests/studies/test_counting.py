@@ -16,7 +16,7 @@ from paucal.tasks.detection.network.options import DetectorOptions
 from paucal.tasks.detection.settings import DetectSettings, detector_options
 from paucal.tasks.segmentation.cost import segmenter_cost
 
-SMALL = BackboneSpec("resnet18", 0, image_size=(256, 384))
+SMALL = BackboneSpec("resnet10t", 0, image_size=(256, 384))
 
 
 def conv(before: int, after: int, side: int, cells: int, bias: bool = False) -> SubmoduleCost:

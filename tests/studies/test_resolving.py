@@ -283,7 +283,7 @@ def test_models__that_are_large_are_built(paper):
 
 
 @pytest.mark.parametrize(
-    ("paper", "key"), [("drloc", "swin_t"), ("dhvt", "dhvt_t"), ("lvvit", "cait_s36"), ("esvit", "swin_t_w14")]
+    ("paper", "key"), [("drloc", "swin_t"), ("dhvt", "dhvt_t"), ("lvvit", "lvvit_t"), ("esvit", "swin_t_w14")]
 )
 def test_models__of_each_family_take_the_multiply_adds_of_the_estimate(paper, key):
     models = next(study.models for name, study in studies().items() if name.startswith(paper))

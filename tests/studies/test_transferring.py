@@ -175,7 +175,7 @@ def drawn(tmp_path_factory) -> Path:
     return draw_data_sets(tmp_path_factory.mktemp("data") / "drawn", 20, 48)
 
 
-def test_scenes__show_their_digits_where_boxes_and_masks_say(drawn, tmp_path):
+def test_scenes__show_their_digits_where_boxes_and_masks_say(drawn):
     for part in ("train", "val", "test"):
         content = json.loads((drawn / SCENES / part / "boxes.json").read_text())
         assert content["annotations"]
@@ -193,15 +193,11 @@ def test_scenes__show_their_digits_where_boxes_and_masks_say(drawn, tmp_path):
                 assert (np.ptp(columns) + 1, np.ptp(rows) + 1) == (width, height)
                 again[flat] = one["category_id"]
             assert np.array_equal(again, mask)
-    before = {path: path.read_bytes() for path in drawn.rglob("*.png")}
-    assert draw_data_sets(drawn, 20, 48) == drawn  # it is there already
-    draw_data_sets(tmp_path / "again", 20, 48)
-    for path, content in before.items():
-        assert (tmp_path / "again" / path.relative_to(drawn)).read_bytes() == content
     assert len(list((drawn / START_DIGITS).rglob("*.png"))) == 1797 // 2
 
 
-def test_scenes__of_a_part_show_digits_of_no_other(monkeypatch, tmp_path):
+def test_scenes__of_a_part_show_digits_of_no_other_and_are_drawn_alike_again(drawn, monkeypatch, tmp_path):
+    before = {path: path.read_bytes() for path in drawn.rglob("*.png")}
     for_starts, parts = split_digits(1797, np.random.default_rng(0))
     assert sorted(np.concatenate([for_starts, *parts.values()])) == list(range(1797))
     pools = []
@@ -211,7 +207,11 @@ def test_scenes__of_a_part_show_digits_of_no_other(monkeypatch, tmp_path):
         return draw_scene(pool, side, rng)
 
     monkeypatch.setattr("paucal.studies.scenes.draw_scene", kept)
-    drawn = draw_data_sets(tmp_path / "drawn", 4, 48)
+    assert draw_data_sets(drawn, 20, 48) == drawn  # it is there already
+    assert not pools
+    again = draw_data_sets(tmp_path / "again", 20, 48)
+    for path, content in before.items():
+        assert (again / path.relative_to(drawn)).read_bytes() == content
     assert {int(path.stem) for path in (drawn / START_DIGITS).rglob("*.png")} == set(for_starts.tolist())
     digits = open_digits()
     read = [tuple(np.asarray(digits.store.read(int(i)).convert("L")).tobytes() for i in own) for own in parts.values()]

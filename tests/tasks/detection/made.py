@@ -1,4 +1,4 @@
-"""Small sets of images with boxes: coloured rectangles on grey, in both formats."""
+"""Small sets of images with boxes: coloured rectangles on grey, in both formats; and settings of a small detector."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+TINY = {
+    **{"model": "test_resnet", "init": "none", "img_size": [96], "batch_size": 2, "device": "cpu", "workers": 0},
+    **{"pyramid_channels": 16, "head_dim": 16, "regions": 32, "proposals": 64, "finest": 8, "anchor": 4},
+}
 COLOURS = {"red": (220, 30, 30), "blue": (30, 30, 220)}
 
 

@@ -12,9 +12,6 @@ from paucal.cli.main import main
 from paucal.runs import RunFolder
 from paucal.types import UserError
 from tasks.detection.made import write_coco
-from tasks.detection.test_detect_runs import finished, images
-
-__all__ = ["finished", "images"]  # fixtures
 
 
 def test_eval__of_the_test_images_is_what_the_run_found(finished: Path, tmp_path: Path, capsys):

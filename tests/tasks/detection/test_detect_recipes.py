@@ -26,8 +26,8 @@ from paucal.tasks.detection.views import PAPER_SCALES, make_crop, training_view
 from paucal.training import CosineWarmup
 from paucal.training.schedules import WarmupThenSteps
 from paucal.types import UserError
-from tasks.detection.made import write_coco
-from tasks.detection.test_detect_runs import GIVEN, TINY
+from tasks.detection.made import TINY, write_coco
+from tasks.detection.test_detect_runs import GIVEN
 
 COCO = BoxFacts(TRAINING_IMAGES, 80, 480, device="cuda", devices=8, longer=640)
 

@@ -31,26 +31,10 @@ from paucal.verbs.export.launch import export_model
 from paucal.verbs.export.subjects import DetectorSubject
 from paucal.verbs.predict.detection import detect_objects
 from paucal.verbs.runs.rows import list_runs
-from tasks.detection.made import write_coco
+from tasks.detection.made import TINY, write_coco
 from tasks.pretraining.short_runs import StopAfter
 
-TINY = {
-    **{"model": "test_resnet", "init": "none", "img_size": [96], "batch_size": 2, "device": "cpu", "workers": 0},
-    **{"pyramid_channels": 16, "head_dim": 16, "regions": 32, "proposals": 64, "finest": 8, "anchor": 4},
-}
 GIVEN = dict.fromkeys(TINY, "flag")
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_coco(tmp_path_factory.mktemp("boxes") / "set", 20).parent
-
-
-@pytest.fixture(scope="module")
-def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("runs") / "whole"
-    detect(images, output=str(run), steps=6, judge_every=3, **TINY)
-    return run
 
 
 def test_run__leaves_scores_pictures_and_a_detector(finished: Path, images: Path):

@@ -27,14 +27,9 @@ from paucal.tasks.detection.first_record import BACKBONE_PREFIX, read_first_dete
 from paucal.tasks.detection.job import DetectionJob, detect
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.types import Progress, UserError
-from tasks.detection.made import write_coco
-from tasks.detection.test_detect_runs import GIVEN, TINY
+from tasks.detection.made import TINY
+from tasks.detection.test_detect_runs import GIVEN
 from tasks.pretraining.short_runs import StopAfter
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_coco(tmp_path_factory.mktemp("boxes") / "set", 20).parent
 
 
 def setup_of(images: Path, **changes) -> DetectionSetup:

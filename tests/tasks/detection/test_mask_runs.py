@@ -22,6 +22,7 @@ from paucal.tasks.detection.masks import RunLengths, unpack_mask
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.types import UserError
 from paucal.verbs.predict.detection import detect_objects
+from tasks.curves import unrendered_curves
 from tasks.detection.made import change, write_coco
 from tasks.detection.outlined import write_outlined
 from tasks.pretraining.short_runs import StopAfter
@@ -40,9 +41,9 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(images: Path, tmp_path_factory: pytest.TempPathFactory, drawing: Any) -> Path:
+def finished(images: Path, tmp_path_factory: pytest.TempPathFactory, drawing: Any, fast_tier: bool) -> Path:
     run = tmp_path_factory.mktemp("runs") / "whole"
-    with drawing():
+    with drawing(), unrendered_curves(fast_tier):
         detect(images, output=str(run), steps=4, judge_every=2, **TINY)
     return run
 

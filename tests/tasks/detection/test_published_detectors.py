@@ -1,5 +1,6 @@
 """`--init coco`: the layers of torchvision's detectors, from made files with the entries of the published ones."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from paucal.tasks.detection.published import (
     MOBILENET_SETTINGS,
     PUBLISHED,
     RESNET_SETTINGS,
+    PublishedDetector,
     adopt_published,
     load_published,
 )
@@ -46,17 +48,30 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "hub"
 
 
-def published_file(published) -> nn.Module:
-    """Store a torchvision detector with random weights where the published one would be cached."""
-    torch.manual_seed(3)
-    model = BUILDERS[published.title](weights=None, weights_backbone=None).eval()
-    for module in model.modules():
-        if hasattr(module, "running_var"):
-            module.eps = 1e-5  # that of the frozen norms, with which the published MobileNet was trained
-    published.path.parent.mkdir(parents=True, exist_ok=True)
-    # The published MobileNet has frozen norms, which do not count batches.
-    torch.save({name: value for name, value in model.state_dict().items() if "tracked" not in name}, published.path)
-    return model
+@pytest.fixture(scope="module")
+def built() -> dict[str, nn.Module]:
+    """torchvision's detectors with random weights, by their titles."""
+    return {}
+
+
+@pytest.fixture
+def published_file(built: dict[str, nn.Module]) -> Callable[[PublishedDetector], nn.Module]:
+    """Return a function that stores a detector with random weights where the published one would be cached."""
+
+    def store(published: PublishedDetector) -> nn.Module:
+        if published.title not in built:
+            torch.manual_seed(3)
+            built[published.title] = BUILDERS[published.title](weights=None, weights_backbone=None).eval()
+            for module in built[published.title].modules():
+                if hasattr(module, "running_var"):
+                    module.eps = 1e-5  # that of the frozen norms, with which the published MobileNet was trained
+        model = built[published.title]
+        published.path.parent.mkdir(parents=True, exist_ok=True)
+        # The published MobileNet has frozen norms, which do not count batches.
+        torch.save({name: value for name, value in model.state_dict().items() if "tracked" not in name}, published.path)
+        return model
+
+    return store
 
 
 def ours(published, classes: list[str]):
@@ -70,7 +85,7 @@ def ours(published, classes: list[str]):
 @pytest.mark.parametrize(
     "published", [MOBILE, *(pytest.param(p, marks=pytest.mark.slow) for p in PUBLISHED[:2])], ids=lambda p: p.title
 )
-def test_detector_with_the_published_weights__answers_as_torchvision_s(published):
+def test_detector_with_the_published_weights__answers_as_torchvision_s(published_file, published):
     """With COCO's own classes maps, anchors, proposals, scores, boxes and masks are those of torchvision's network."""
     theirs = published_file(published)
     detector, report = ours(published, CATEGORIES[1:])
@@ -103,7 +118,7 @@ def test_detector_with_the_published_weights__answers_as_torchvision_s(published
         assert torch.allclose(mine_of, theirs_of, rtol=1e-4, atol=1e-5 * float(theirs_of.abs().max()))
 
 
-def test_classes__are_replaced_and_those_of_coco_keep_their_weights():
+def test_classes__are_replaced_and_those_of_coco_keep_their_weights(published_file):
     theirs = published_file(MOBILE).state_dict()
     detector, report = ours(MOBILE, ["gearwheel", "Dog"])
     row = CATEGORIES.index("dog")
@@ -118,22 +133,12 @@ def test_classes__are_replaced_and_those_of_coco_keep_their_weights():
     assert "those of Dog from COCO" in report.classifier
 
 
-def test_run__starts_from_the_detector_and_is_opened_again(tmp_path: Path):
+def test_run__starts_from_the_detector_and_is_opened_again(published_file, tmp_path: Path):
     published_file(MOBILE)
-    data, run = write_coco(tmp_path / "set", 20).parent, tmp_path / "run"
-    words = [
-        "detect",
-        str(data),
-        "--init",
-        "coco",
-        "--model",
-        MOBILENET_SETTINGS["model"],
-        "--img-size",
-        "96",
-        "--steps",
-        "2",
-    ]
+    data, run = write_coco(tmp_path / "set", 10).parent, tmp_path / "run"
+    words = ["detect", str(data), "--init", "coco", "--model", MOBILENET_SETTINGS["model"], "--img-size", "64"]
     flags = ["--workers", "0", "--device", "cpu", "--output", str(run), "--batch-size", "2", "--regions", "16"]
+    flags += ["--steps", "1", "--average", "0"]
     assert main([*words, *flags]) == 0
     stored = RunFolder(run)
     assert stored.settings["pyramid_norm"] == "none"
@@ -149,7 +154,7 @@ def test_without_the_file_and_a_network__says_what_to_copy_where(tmp_path: Path)
         assemble(settings, {}, SilentConsole().progress)
 
 
-def test_damaged_file__is_refused():
+def test_damaged_file__is_refused(published_file):
     published_file(MOBILE)
     state = torch.load(MOBILE.path, weights_only=True)
     del state["rpn.head.cls_logits.weight"]

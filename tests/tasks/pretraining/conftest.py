@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from paucal.runner.life import Stopped
+from tasks.curves import unrendered_curves
 from tasks.pretraining.short_runs import start
 
 
@@ -21,8 +22,8 @@ def pictures(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def finished(pictures, tmp_path_factory, drawing):
-    with drawing():
+def finished(pictures, tmp_path_factory, drawing, fast_tier):
+    with drawing(), unrendered_curves(fast_tier):
         result = start(pictures, tmp_path_factory.mktemp("runs") / "one")
     assert not isinstance(result, Stopped)
     return result

@@ -13,7 +13,7 @@ from paucal.tasks.pretraining.job import PretrainingJob
 
 SMALL = {
     "model": "swin_tiny_patch4_window7_224",
-    "model_args": ["patch_size=4", "embed_dim=16", "depths=[2, 2]", "num_heads=[2, 2]", "window_size=4"],
+    "model_args": ["patch_size=4", "embed_dim=16", "depths=[1, 1]", "num_heads=[2, 2]", "window_size=4"],
     "img_size": [32],
     "local_crops": [2],
     "local_size": [16],

@@ -63,24 +63,30 @@ def run(pictures, output, method, callbacks=(), **changes):
 
 @pytest.mark.parametrize(("method", "column"), [("visreg", "train_shape"), ("diet", "train_image")])
 def test_method__trains_a_run_that_can_be_loaded(pictures, tmp_path, method, column):
-    result = run(pictures, tmp_path / "run", method)
+    result = run(pictures, tmp_path / "run", method, epochs=2)
     assert not isinstance(result, Stopped)
     rows = RunFolder(result.folder).read_rows()
-    assert len(rows) == 3
+    assert len(rows) == 2
     assert all(torch.isfinite(torch.tensor(row[column])) for row in rows)
     assert rows[-1]["feature_spread"] > 0
     assert load_trained(result.folder).module(torch.zeros(1, 3, 32, 32)).shape == (1, 96)
     assert yaml.safe_load((result.folder / "config.yaml").read_text())["settings"]["freeze"] == 0
 
 
+@pytest.fixture(scope="module")
+def begun(pictures, tmp_path_factory):
+    """The folder of a run of one epoch, to start from."""
+    result = run(pictures, tmp_path_factory.mktemp("begun") / "run", "lejepa", epochs=1)
+    assert not isinstance(result, Stopped)
+    return result.folder
+
+
 @pytest.mark.parametrize(("scores", "ends"), [([0.9, 0.5, 0.5, 0.5], 2), ([0.9, 0.5, 0.895, 0.5, 0.91], None)])
-def test_run__stops_where_it_makes_its_trained_weights_worse(pictures, tmp_path, monkeypatch, scores, ends):
+def test_run__stops_where_it_makes_its_trained_weights_worse(pictures, begun, tmp_path, monkeypatch, scores, ends):
     trained_enough(monkeypatch)
-    begun = run(pictures, tmp_path / "begun", "lejepa", epochs=1)
-    assert not isinstance(begun, Stopped)
     left = iter(scores)  # of the start, then of the epochs
     monkeypatch.setattr("paucal.tasks.pretraining.assembly.open_monitor", lambda *_: lambda *_: {KNN_SCORE: next(left)})
-    given = {"init": str(begun.folder), "epochs": len(scores) - 1, "model": None}
+    given = {"init": str(begun), "epochs": len(scores) - 1, "model": None}
     ended = run(pictures, tmp_path / "run", "lejepa", **given)
     assert json.loads((tmp_path / "run" / "monitor.json").read_text()) == {KNN_SCORE: 0.9}
     assert len(RunFolder(tmp_path / "run").read_rows()) == (ends or len(scores) - 1)
@@ -94,12 +100,11 @@ def trained_enough(monkeypatch):
     monkeypatch.setattr("paucal.rules.facts.UNDERTRAINED_IMAGES", 0)
 
 
-def test_resumed_run__remembers_the_epochs_that_made_its_weights_worse(pictures, tmp_path, monkeypatch):
+def test_resumed_run__remembers_the_epochs_that_made_its_weights_worse(pictures, begun, tmp_path, monkeypatch):
     trained_enough(monkeypatch)
-    begun = run(pictures, tmp_path / "begun", "lejepa", epochs=1)
     left = iter([0.9, 0.5, 0.5, 0.5])
     monkeypatch.setattr("paucal.tasks.pretraining.assembly.open_monitor", lambda *_: lambda *_: {KNN_SCORE: next(left)})
-    given = {"init": str(begun.folder), "epochs": 4, "model": None}
+    given = {"init": str(begun), "epochs": 4, "model": None}
     assert isinstance(run(pictures, tmp_path / "run", "lejepa", [StopAfter(5)], **given), Stopped)
     assert len(RunFolder(tmp_path / "run").read_rows()) == 1
     assert isinstance(resume(PretrainingJob(), tmp_path / "run", SilentConsole()), Stopped)
@@ -125,7 +130,6 @@ def test_grace__is_left_out_only_for_trained_features_without_new_heads(method, 
     assert (health_scale(setup).grace_steps == 0) is settled
 
 
-def test_record_of_the_start__keeps_whether_its_weights_are_undertrained(pictures, tmp_path):
-    begun = run(pictures, tmp_path / "begun", "lejepa", epochs=1)
-    run(pictures, tmp_path / "run", "lejepa", init=str(begun.folder), epochs=1, model=None)
+def test_record_of_the_start__keeps_whether_its_weights_are_undertrained(pictures, begun, tmp_path):
+    run(pictures, tmp_path / "run", "lejepa", init=str(begun), epochs=1, model=None)
     assert json.loads((tmp_path / "run" / "init.json").read_text())["undertrained"] is True

@@ -18,19 +18,19 @@ def chosen(facts: DataAndMachine = LARGE, **given) -> PretrainSettings:
 
 
 @pytest.mark.parametrize(
-    ("model", "side", "decay"),
+    ("model", "side", "decay", "shallow"),
     [
-        ("resnet50", 98, 5e-4),  # "5e-4 (ResNet)"
-        ("convnext_atto", 98, 5e-4),
-        ("vit_small_patch14_dinov2", 98, 0.05),  # "0.05 (ViT)"; 98 is seven patches of 14
-        ("vit_small_patch16_224", 96, 0.05),  # 98 is no whole number of patches of 16
-        ("swin_tiny_patch4_window7_224", 96, 0.05),
-        ("esvit_swin_tiny_patch4_window7_224", 98, 0.05),
-        ("dhvt_tiny_imagenet_patch16", 98, 0.05),  # convolutions and attention
+        ("resnet50", 98, 5e-4, "layers=[1,1,1,1]"),  # "5e-4 (ResNet)"
+        ("convnext_atto", 98, 5e-4, "depths=[1,1,1,1]"),
+        ("vit_small_patch14_dinov2", 98, 0.05, "depth=1"),  # "0.05 (ViT)"; 98 is seven patches of 14
+        ("vit_small_patch16_224", 96, 0.05, "depth=1"),  # 98 is no whole number of patches of 16
+        ("swin_tiny_patch4_window7_224", 96, 0.05, "depths=[1,1,1,1]"),
+        ("esvit_swin_tiny_patch4_window7_224", 98, 0.05, "depths=[1,1,1,1]"),
+        ("dhvt_tiny_imagenet_patch16", 98, 0.05, "depth=1"),  # convolutions and attention
     ],
 )
-def test_settings__are_those_of_the_authors_readme(model, side, decay):
-    settings = chosen(model=model, img_size=[224])
+def test_settings__are_those_of_the_authors_readme(model, side, decay, shallow):
+    settings = chosen(model=model, model_args=[shallow], img_size=[224])
     # "2 global 224 (0.3 to 1) and 6 local 98 (0.05 to 0.3)"
     assert crop_groups(settings, (224, 224)) == [Crops(2, (224, 224), (0.3, 1.0)), Crops(6, side, (0.05, 0.3))]
     assert (settings.pipeline, settings.weight_decay, settings.clip) == ("alike", decay, 0.0)

@@ -39,7 +39,7 @@ def test_print_config__can_be_given_back(pictures, tmp_path, capsys):
 
 WRONG = {
     "batch": ({"batch_size": 32}, "a step needs 32 images, but there are 24"),
-    "crop": ({"model": "vit_tiny_patch16_224", "model_args": None, "local_size": [6]}, "does not run at"),
+    "crop": ({"model": "vit_tiny_patch16_224", "model_args": ["depth=1"], "local_size": [6]}, "does not run at"),
     "counts": ({"local_crops": [2, 2]}, "give a number of crops for each size"),
     "pair": ({"global_crops": 1, "local_crops": [0]}, "give no pair"),
     "scale": ({"local_scale": [0.5, 0.2]}, "two fractions of the area"),

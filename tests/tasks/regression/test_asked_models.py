@@ -11,12 +11,11 @@ from starlette.testclient import TestClient
 
 import paucal
 from paucal.cli.main import main
-from paucal.verbs.check.labels import find_local_weights
 from paucal.verbs.serve.app import make_app
 from paucal.verbs.serve.picture_predictor import PicturePredictor
-from tasks.regression.test_regression import bright_table
+from tasks.regression.test_regression import bright_table, stored_start
 
-pytestmark = pytest.mark.skipif(find_local_weights() is None, reason="no trained weights are on this machine")
+of_numbers = pytest.mark.parametrize("run", ["level"], indirect=True)  # where a grade is a number like any other
 
 
 @pytest.fixture(scope="module", params=["level", "grade"])
@@ -29,7 +28,8 @@ def run(request, tmp_path_factory):
     grades = [["grade", "side"], *zip(brightness, itertools.cycle(["left", "right"]))]
     table.write_text("\n".join(",".join([*row, *grade]) for row, grade in zip(rows, grades, strict=True)))
     options = {"ordinal": True} if request.param == "grade" else {}
-    return paucal.train(table, target=request.param, output=folder / "run", img_size=64, **options)
+    start = stored_start(folder / "start")
+    return paucal.train(table, target=request.param, output=folder / "run", init=str(start), **options)
 
 
 def images(run) -> list[str]:
@@ -104,11 +104,13 @@ def test_served_models__give_the_same_numbers(run):
     assert drawn["name"] == answer["says"]
 
 
+@of_numbers
 def test_explanations__are_of_the_number(run, tmp_path: Path):
     made = paucal.explain_images(run, images(run)[:2], output=str(tmp_path / "out"))
     assert [path.name for path in made.pictures] == ["10_attribution.png", "11_attribution.png", "sheet.png"]
 
 
+@of_numbers
 def test_a_classifier__may_start_from_the_weights_of_a_regression(run, tmp_path: Path, capsys):
     classes = run.folder.parent / "images/classes.csv"
     classes.write_text("image,label\n" + "".join(f"{n}.png,{'ab'[n % 2]}\n" for n in range(60)))
@@ -116,6 +118,7 @@ def test_a_classifier__may_start_from_the_weights_of_a_regression(run, tmp_path:
     assert f"model: {run.model.card.backbone.name}" in capsys.readouterr().out
 
 
+@of_numbers
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -157,6 +160,7 @@ def test_verbs_of_classes__refuse_numbers_in_a_sentence(run, tmp_path: Path, cap
     assert not (tmp_path / "out").exists()
 
 
+@of_numbers
 def test_exported_numbers__are_no_labels(run, tmp_path: Path, capsys):
     paucal.export_model(run, format=["onnx"], output=tmp_path / "files")
     words = ["predict", tmp_path / "files/model.onnx", images(run)[0], "--to", "csv", "--output", tmp_path / "out"]
@@ -164,6 +168,7 @@ def test_exported_numbers__are_no_labels(run, tmp_path: Path, capsys):
     assert "predicts target values, which --to does not support" in " ".join(capsys.readouterr().err.split())
 
 
+@of_numbers
 def test_frozen_features__are_judged_on_the_classes_of_the_same_table(run):
     table = run.folder.parent / "images/table.csv"
     found = paucal.evaluate(run, str(table), protocol=["knn"], label_column="side", test_fraction=0.2)

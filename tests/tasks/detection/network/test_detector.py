@@ -17,7 +17,7 @@ from paucal.types import Progress, UserError
 START = Progress(0, 10, 10)
 TINY = {"channels": 16, "head_dim": 16, "regions": 32, "proposals": 64, "anchor": 4}
 SPECS = {
-    "convolutional": BackboneSpec("resnet10t", 0, image_size=(128, 128)),
+    "convolutional": BackboneSpec("test_resnet", 0, image_size=(128, 128)),
     "stages": BackboneSpec(
         "swin_tiny_patch4_window7_224",
         0,
