@@ -193,7 +193,7 @@ def test_run__that_has_no_time_left_ends_with_the_step(tmp_path, monkeypatch):
 def test_run__stopped_after_a_change_goes_on_to_the_same_weights(name, accumulate, workers, tmp_path, monkeypatch):
     budget, more = (
         80.0,
-        {"name": name, "accumulate": accumulate, "workers": workers, "batch": 8 if accumulate > 1 else 16},
+        {"name": name, "accumulate": accumulate, "workers": workers, "batch": 4 if accumulate > 1 else 8},
     )
     load = lambda now: 1.0 if now < 20 else 2.0  # noqa: E731
     straight = Machine(monkeypatch, lambda now: load(now) / accumulate)
