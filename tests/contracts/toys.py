@@ -50,7 +50,9 @@ TINY = {"patch_size": 4, "embed_dim": 32, "num_heads": 2}
 
 def spec(num_classes: int = 10, depth: int = 1) -> BackboneSpec:
     """A ViT without batch statistics, so that several processes can equal one."""
-    return BackboneSpec("vit_tiny_patch16_224", num_classes, image_size=(SIZE, SIZE), arguments={**TINY, "depth": depth})
+    return BackboneSpec(
+        "vit_tiny_patch16_224", num_classes, image_size=(SIZE, SIZE), arguments={**TINY, "depth": depth}
+    )
 
 
 class TwoNetworks(Objective):
