@@ -140,7 +140,7 @@ def joint_run(tmp_path_factory):
     @functools.cache
     def train(name: str) -> JointRun:
         objective, folder = toys.make(name), tmp_path_factory.mktemp(name)
-        return JointRun(objective, toys.train(objective, folder, epochs=2, batch=16, images=64), folder)
+        return JointRun(objective, toys.train(objective, folder, epochs=2, batch=16), folder)
 
     return train
 
@@ -220,7 +220,7 @@ def test_eager_compile__gives_the_same_losses(name):
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("lejepa", "visreg")])
 def test_accumulation__equals_one_large_batch(name, joint_run, tmp_path):
     large, small = joint_run(name).objective, toys.make(name)
-    toys.train(small, tmp_path, epochs=2, batch=8, images=64, accumulate=2)
+    toys.train(small, tmp_path, epochs=2, batch=8, accumulate=2)
     for key, value in large.deployable().state_dict().items():
         if name != "two_networks":  # its centre and teacher see the last micro-batch only, by its own choice
             torch.testing.assert_close(small.deployable().state_dict()[key], value, rtol=1e-3, atol=1e-4)

@@ -243,7 +243,7 @@ def train(
     *,
     epochs: int = 3,
     batch: int = 8,
-    images: int = 32,
+    images: int | None = None,
     workers: int = 0,
     accumulate: int = 1,
     average: float | None = 0.9,
@@ -257,8 +257,12 @@ def train(
     time: TimePlan | None = None,
     on_change=None,
 ) -> Outcome:
-    """Train an objective on some digits, from the folder's saved state where there is one."""
+    """Train an objective on some digits, from the folder's saved state where there is one.
+
+    By default an epoch has four steps.
+    """
     hardware = hardware or Hardware()
+    images = images or 4 * batch * accumulate * hardware.devices
     per_epoch = images // (batch * accumulate * hardware.devices)
     plan = Plan(
         *(epochs * per_epoch, per_epoch, accumulate),

@@ -48,7 +48,7 @@ class WithStatistics(toys.PerBlock):
 
 def train(objective, folder: Path, strategy: str, **more) -> Outcome:
     hardware = Hardware(devices=2, strategy=strategy)
-    return toys.train(objective, folder, epochs=2, batch=8, images=64, hardware=hardware, save_every=3, **more)
+    return toys.train(objective, folder, epochs=2, batch=8, hardware=hardware, save_every=3, **more)
 
 
 def check_pieces(folder: Path) -> None:
@@ -97,7 +97,7 @@ def check_clock(folder: Path, strategy: str) -> None:
     hardware, objective = Hardware(devices=2, strategy=strategy), toys.make("per_block")
     with patch.object(length_correction, "time", times), patch.object(keeper, "time", times):
         made = toys.train(
-            objective, folder / "timed", epochs=6, batch=8, images=64, hardware=hardware, callbacks=[Slow()], time=plan
+            objective, folder / "timed", epochs=6, batch=8, hardware=hardware, callbacks=[Slow()], time=plan
         )
     found = {"step": made.step, "changes": [astuple(change) for change in made.plan.changes]}
     (folder / f"clock{dist.get_rank()}.json").write_text(json.dumps(found))

@@ -191,10 +191,8 @@ def test_run__that_has_no_time_left_ends_with_the_step(tmp_path, monkeypatch):
     ("name", "accumulate", "workers"), [("two_networks", 1, 0), pytest.param("geometry", 2, 2, marks=pytest.mark.slow)]
 )
 def test_run__stopped_after_a_change_goes_on_to_the_same_weights(name, accumulate, workers, tmp_path, monkeypatch):
-    budget, more = (
-        65.0,
-        {"name": name, "accumulate": accumulate, "workers": workers, "batch": 4 if accumulate > 1 else 8},
-    )
+    budget, batch = 65.0, 4 if accumulate > 1 else 8
+    more = {"name": name, "accumulate": accumulate, "workers": workers, "batch": batch}
     load = lambda now: 1.0 if now < 20 else 2.0  # noqa: E731
     straight = Machine(monkeypatch, lambda now: load(now) / accumulate)
     whole = train(tmp_path / "straight", straight, timed(budget), planned(budget), **more)
