@@ -152,10 +152,14 @@ def test_threads__are_limited_to_a_quota_where_nobody_has_said_how_many(before_t
     assert (found["OMP_NUM_THREADS"], given) == ("5", True)
 
 
-def in_process(code):
-    """Return what a program of Python prints, and what it complains of; nobody has set variables of OpenMP for it."""
+def in_process(code, folder):
+    """Return what a program of Python prints, and what it complains of; nobody has set variables of OpenMP for it.
+
+    Modules in a folder stand for those of the same name.
+    """
     names = (*cores.SHORT_SPIN, "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
     kept = {name: value for name, value in os.environ.items() if name not in names}
+    kept["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [kept.get("PYTHONPATH")])])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=kept, check=True)
     return done.stdout.split(), done.stderr
 
@@ -163,11 +167,13 @@ def in_process(code):
 SHOWN = "import os; print(os.environ.get('GOMP_SPINCOUNT'), os.environ.get('KMP_BLOCKTIME'))"
 
 
-def test_import__sets_the_wait_for_torch_and_for_processes_that_follow():
+def test_import__sets_the_wait_for_torch_and_for_processes_that_follow(tmp_path):
+    # Stands for torch, which reads them when it is imported.
+    (tmp_path / "torch.py").write_text(f"{SHOWN}\nget_num_threads = lambda: 2\n")
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SHOWN!r}])"
-    note = "from paucal.cores import warn_of_late_import as note; torch.set_num_threads(2); note()"
+    note = "from paucal.cores import warn_of_late_import as note; note()"
     command = "import sys; sys.argv[0] = 'paucal'"  # so that importing paucal does not load timm
-    assert in_process(f"{command}; import paucal, torch; {note}; {child}") == (["1000", "0"], "")
+    assert in_process(f"{command}; import paucal, torch; {note}; {child}", tmp_path) == (["1000", "0"] * 2, "")
 
 
 def test_note__is_made_once_where_torch_was_there_before(monkeypatch, caplog, threads):

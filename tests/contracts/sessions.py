@@ -33,5 +33,12 @@ def session(name: str, folder: Path, workers: int, steps) -> None:
     objective = toys.make(name)
     validation = Validation(size_of_weights, "val_size", "val_loss")
     toys.train(
-        objective, folder, epochs=60, workers=workers, validation=validation, save_every=3, callbacks=[Counted(steps)]
+        objective,
+        folder,
+        epochs=60,
+        batch=16,
+        workers=workers,
+        validation=validation,
+        save_every=3,
+        callbacks=[Counted(steps)],
     )

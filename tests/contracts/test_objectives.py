@@ -64,9 +64,9 @@ def a_batch(objective: Objective, n: int = 4) -> Batch:
 
 @pytest.mark.parametrize("name", FALLING)
 def test_training__lowers_every_loss(name, tmp_path):
-    outcome = toys.train(toys.make(name), tmp_path, epochs=12)
+    outcome = toys.train(toys.make(name), tmp_path, epochs=5)
     assert outcome.finished
-    assert len(outcome.rows) == 12
+    assert len(outcome.rows) == 5
     losses = [column for column in outcome.rows[0] if column.startswith("train_")]
     assert len(losses) >= (2 if name == "diet" else 3)
     for column in losses:
@@ -251,7 +251,7 @@ def test_hooks__are_called_around_each_real_step(tmp_path):
 
     torch.manual_seed(0)
     objective = Recorder()
-    toys.train(objective, tmp_path, epochs=1, batch=8, accumulate=2)
+    toys.train(objective, tmp_path, epochs=1, batch=4, accumulate=2)
     assert objective.calls == [call for step in range(4) for call in (("before", step), ("after", step + 1))]
 
 

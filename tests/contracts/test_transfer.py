@@ -33,7 +33,7 @@ SPECS = {
         image_size=(SIDE, SIDE),
         arguments={"embed_dim": 32, "depth": 1, "num_heads": 2},
     ),
-    "convolutional": BackboneSpec("resnet10t", 0, image_size=(SIDE, SIDE)),
+    "convolutional": BackboneSpec("test_resnet", 0, image_size=(SIDE, SIDE)),
 }
 CLASS_TOKEN_ONLY = (".mlp.compress.", ".mlp.excitation.")  # of DHVT's last block: no map sees what they change
 TASKS = ("segmentation", "detection", "cascade")

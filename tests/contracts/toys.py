@@ -4,6 +4,7 @@ They stand for what later methods need: two networks and several crops; geometry
 """
 
 import copy
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from torch import nn
 
 from paucal.backbones import BackboneSpec
 from paucal.data.dataset import ViewDataset
+from paucal.data.images import ImageSet
 from paucal.data.loader import make_train_loader
 from paucal.data.sampler import StepSampler
 from paucal.data.sources.opening import open_digits
@@ -43,12 +45,14 @@ from paucal.training.plan import OptimizerName
 from paucal.types import Crops, DataRequest, FeatureRequest, GroupScale, LossTerms
 
 SIZE = 16
-TINY = {"patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}
+TINY = {"patch_size": 4, "embed_dim": 32, "num_heads": 2}
 
 
-def spec(num_classes: int = 10) -> BackboneSpec:
+def spec(num_classes: int = 10, depth: int = 1) -> BackboneSpec:
     """A ViT without batch statistics, so that several processes can equal one."""
-    return BackboneSpec("vit_tiny_patch16_224", num_classes, image_size=(SIZE, SIZE), arguments=TINY)
+    return BackboneSpec(
+        "vit_tiny_patch16_224", num_classes, image_size=(SIZE, SIZE), arguments={**TINY, "depth": depth}
+    )
 
 
 class TwoNetworks(Objective):
@@ -142,7 +146,7 @@ class PerBlock(Objective):
 
     def __init__(self):
         super().__init__()
-        self.backbone = spec().build()
+        self.backbone = spec(depth=2).build()
         self.heads = nn.ModuleList(nn.Linear(dim, 10) for dim, _, _ in self.backbone.shapes(self.request))
 
     def forward(self, batch, progress):
@@ -209,9 +213,14 @@ def make(name: str, seed: int = 0) -> Objective:
     return TOYS[name]()
 
 
+@functools.cache
+def digits() -> ImageSet:
+    return open_digits(True)
+
+
 def toy_dataset(objective) -> ViewDataset:
     """Return the digits in the views that an objective asks for."""
-    digits, request = open_digits(True), objective.data_request
+    request = objective.data_request
     views = [
         (
             TrainTransform(
@@ -224,8 +233,8 @@ def toy_dataset(objective) -> ViewDataset:
         )
         for crops in request.views
     ]
-    maps = ink_map(digits) if request.label_maps else None
-    return ViewDataset(digits, views, 3, request.labels, request.geometry, maps)
+    maps = ink_map(digits()) if request.label_maps else None
+    return ViewDataset(digits(), views, 3, request.labels, request.geometry, maps)
 
 
 def train(
@@ -233,8 +242,8 @@ def train(
     folder: Path,
     *,
     epochs: int = 3,
-    batch: int = 16,
-    images: int = 64,
+    batch: int = 8,
+    images: int | None = None,
     workers: int = 0,
     accumulate: int = 1,
     average: float | None = 0.9,
@@ -248,8 +257,12 @@ def train(
     time: TimePlan | None = None,
     on_change=None,
 ) -> Outcome:
-    """Train an objective on some digits, from the folder's saved state where there is one."""
+    """Train an objective on some digits, from the folder's saved state where there is one.
+
+    By default an epoch has four steps.
+    """
     hardware = hardware or Hardware()
+    images = images or 4 * batch * accumulate * hardware.devices
     per_epoch = images // (batch * accumulate * hardware.devices)
     plan = Plan(
         *(epochs * per_epoch, per_epoch, accumulate),

@@ -198,7 +198,7 @@ def reference() -> list[Batch]:
     return list(make_train_loader(_dataset(), StepSampler(np.arange(40), 8, 12, 5)))
 
 
-@pytest.mark.parametrize(("workers", "start"), [(0, 7), (1, 0), (2, 0), (2, 5)])
+@pytest.mark.parametrize(("workers", "start"), [(0, 7), (1, 0), (2, 5)])
 def test_train_loader__gives_the_same_batches_with_any_workers_from_any_start(reference, workers, start):
     sampler = StepSampler(np.arange(40), 8, 12, 5, start=start)
     loader = make_train_loader(_dataset(), sampler, workers)
@@ -281,14 +281,18 @@ def test_eval_loader__may_be_empty_on_a_rank():
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than the machine has cores
 @pytest.mark.parametrize(
-    ("problem", "words"),
+    ("kind", "problem", "words"),
     [
-        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "Resource temporarily unavailable"),
-        (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
-        (RuntimeError("can't start new thread"), "can't start new thread"),
+        (
+            "train",
+            BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+            "Resource temporarily unavailable",
+        ),
+        ("eval", OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+        ("train", RuntimeError("can't start new thread"), "can't start new thread"),
     ],
 )
-def test_loaders__say_that_their_processes_cannot_be_started(problem, words, monkeypatch):
+def test_loaders__say_that_their_processes_cannot_be_started(kind, problem, words, monkeypatch):
     started, start = [], BaseProcess.start
 
     def refuse_the_third(self):
@@ -300,12 +304,13 @@ def test_loaders__say_that_their_processes_cannot_be_started(problem, words, mon
     monkeypatch.setattr(BaseProcess, "start", refuse_the_third)
     dataset, sampler = _dataset(), StepSampler(np.arange(40), 8, 5, 0)
     message = rf"35 loader processes could not be started \({words}\): reduce --workers, or use --workers 0"
-    for loader in (
-        make_train_loader(dataset, sampler, workers=35),
-        make_eval_loader(_digits(), np.arange(40), EvalTransform((16, 16), Normalisation()), 1, workers=35),
-    ):
-        with pytest.raises(UserError, match=message):
-            next(iter(loader))
+    if kind == "train":
+        loader = make_train_loader(dataset, sampler, workers=35)
+    else:
+        loader = make_eval_loader(_digits(), np.arange(40), EvalTransform((16, 16), Normalisation()), 1, workers=35)
+    with pytest.raises(UserError, match=message):
+        next(iter(loader))
+    assert len(started) == 3
     for process in started:
         if process.pid:
             process.join(10)

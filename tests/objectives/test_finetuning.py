@@ -69,7 +69,7 @@ def toys_batch(images: torch.Tensor) -> Batch:
     return Batch(torch.arange(len(images)), [images], torch.zeros(len(images), dtype=torch.long))
 
 
-@pytest.mark.parametrize("name", ["vit_mini", "test_resnet", "tf_efficientnet_lite0"])
+@pytest.mark.parametrize("name", ["vit_mini", "test_resnet", "test_efficientnet"])
 def test_frozen_weights__leave_norms_biases_and_the_classifier_to_learn(name, tmp_path):
     tuned = objective(FineTuning(freeze="weights", eval_mode=True), name)
     model = tuned.backbone.model

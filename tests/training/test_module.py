@@ -108,7 +108,7 @@ def test_batch__is_moved_without_waiting_for_the_step_before():
 def test_nonfinite_loss__for_ever_ends_the_run_and_names_the_culprit(tmp_path):
     torch.manual_seed(0)
     with pytest.raises(UserError, match=r"non-finite losses: 'block1'.*--lr"):
-        toys.train(Poisoned(range(10_000)), tmp_path, epochs=60)
+        toys.train(Poisoned(range(10_000)), tmp_path, epochs=60, batch=2)
 
 
 def test_interrupt__finishes_the_step_saves_and_goes_on(tmp_path):
@@ -354,7 +354,8 @@ def test_health__speaks_up_at_the_end_of_a_short_run(tmp_path):
 def test_skipped_last_step__is_no_reason_to_lose_the_run(tmp_path, caplog):
     torch.manual_seed(0)
     with caplog.at_level(logging.WARNING, logger="paucal"):
-        outcome = toys.train(Poisoned({50}), tmp_path, epochs=17, images=48)  # 51 steps, the last after a look at 50
+        # 51 steps, the last after a look at 50.
+        outcome = toys.train(Poisoned({50}), tmp_path, epochs=17, batch=2, images=6)
     assert outcome.finished
     assert [row["skipped_steps"] for row in outcome.rows] == [0] * 16 + [1]
     assert checkpoint_step(tmp_path / "checkpoints" / "last.ckpt") == 51
@@ -366,7 +367,7 @@ def test_hopeless_run__is_saved_before_it_ends(tmp_path):
     torch.manual_seed(0)
     objective = Poisoned(range(10, 10_000))
     with pytest.raises(UserError, match=r"the last 50 steps were all skipped .*still contains the earlier weights"):
-        toys.train(objective, tmp_path, epochs=25, average=None)  # of 4 steps
+        toys.train(objective, tmp_path, epochs=25, batch=2, average=None)  # of 4 steps
     assert checkpoint_step(tmp_path / "checkpoints" / "last.ckpt") == 100
     assert [row["step"] for row in RunFolder(tmp_path).read_rows()] == list(range(4, 101, 4))
     saved = torch.load(tmp_path / "deployed.pt", weights_only=True)
