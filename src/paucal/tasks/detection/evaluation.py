@@ -54,7 +54,7 @@ class ClassMatches:
     ignored: NDArray[np.bool_]
     objects: NDArray[np.int64]
 
-    def precisions(self, weights: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    def precisions(self, weights: NDArray[np.float64], thresholds: slice = slice(None)) -> NDArray[np.float64] | None:
         """Return (T, 101) precisions at recall levels from 0 to 1, for (I,) image weights; None if there is no object.
 
         As in COCO, the precision at a recall level is the highest precision at this or any higher recall, and 0 if no
@@ -64,8 +64,8 @@ class ClassMatches:
         if total <= 0:
             return None
         detection_weights = weights[self.images]
-        hits = np.cumsum(self.hits * detection_weights, axis=1)
-        counted = np.cumsum(~self.ignored * detection_weights, axis=1)
+        hits = np.cumsum(self.hits[thresholds] * detection_weights, axis=1)
+        counted = np.cumsum(~self.ignored[thresholds] * detection_weights, axis=1)
         return precision_at(RECALL_LEVELS, hits / np.maximum(counted, 1e-12), hits / total)
 
 
@@ -83,8 +83,9 @@ class MeanPrecision:
         return np.asarray([self._score_draw(row) for row in weights])
 
     def _score_draw(self, weights: NDArray[np.float64]) -> float:
-        curves = [curve for matches in self._matches if (curve := matches.precisions(weights)) is not None]
-        return float(np.mean([curve[self._thresholds].mean() for curve in curves])) if curves else 0.0
+        curves = [matches.precisions(weights, self._thresholds) for matches in self._matches]
+        means = [curve.mean() for curve in curves if curve is not None]
+        return float(np.mean(means)) if means else 0.0
 
 
 @dataclass(frozen=True)
