@@ -131,11 +131,6 @@ def test_curve__is_drawn_where_it_is_asked_for_and_keeps_groups_whole(weights, t
     assert len(groups.unique()) == len(set(rows)) == len(set(zip(groups.tolist(), rows, strict=True)))
 
 
-def test_curve__is_not_drawn_for_images_of_a_test_unless_it_is_asked_for(weights, tmp_path):
-    result = started_from(photos(tmp_path / "photos", each=10), tmp_path / "run", epochs=0)
-    assert not (result.folder / "learning_curve.json").exists()
-
-
 def test_eval__of_a_run_without_test_images_says_so(finished, capsys):
     result, _ = finished(2)
     assert main(["eval", str(result.folder)]) == 2
