@@ -388,16 +388,23 @@ def test_time__and_epochs_are_one_too_many(data):
 
 
 @pytest.mark.parametrize("said", [{"init": "none"}, {"recipe": "small-images"}, {"attention_init": "mimetic"}])
-def test_start__is_not_looked_for_where_somebody_has_said_how_a_run_begins(data, tmp_path, monkeypatch, said):
+def test_start__is_not_looked_for_where_somebody_has_said_how_a_run_begins(data, monkeypatch, said):
     monkeypatch.setattr(starting, "choose_weights", None)
-    started_from(data, tmp_path / "run", epochs=1, model="vit_mini", model_args=["depth=1"], **said)
-    assert RunFolder(tmp_path / "run").settings["init"] is None
+
+    def begun(**settings):
+        given = {**SHORT, "data": str(data), "epochs": 1, "model": "vit_mini", **settings}
+        settings, origins = TrainingJob().check(TrainSettings(**given), dict.fromkeys(given, "flag"))
+        return assemble(settings, origins, SilentConsole().progress)
+
+    assert begun(**said).settings.init is None
+    with pytest.raises(TypeError, match="not callable"):
+        begun()  # here it is looked for
 
 
 def test_start__without_any_weights_says_what_would_help(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch, ())
     console = RecordingConsole()
-    started_from(photos(tmp_path / "photos", each=12), tmp_path / "run", console, epochs=1)
+    started_from(photos(tmp_path / "photos", each=8), tmp_path / "run", console, epochs=1, img_size=[16])
     assert any('pip install "paucal[weights]"' in line for line in console.lines)
     assert RunFolder(tmp_path / "run").settings["init"] is None
 
