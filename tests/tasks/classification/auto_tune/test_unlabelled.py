@@ -204,7 +204,9 @@ def test_run__keeps_the_better_head_and_deploys_it_as_any_other(data, tmp_path, 
     assert more.contains(open_images(tmp_path / "more", labelled=False)).sum() == len(more.rows)
     assert main(["eval", str(result.folder), "--output", str(tmp_path / "eval")]) == 0
     assert "has seen none of the 12 test images" in capsys.readouterr().out
-    assert main(["export", str(result.folder), "--format", "pt2", "--output", str(tmp_path / "out")]) == 0
+    # `test_stage_heads` exports such a network; the hub's format has no place for its classifier.
+    assert main(["export", str(result.folder), "--format", "hub", "--output", str(tmp_path / "out")]) == 2
+    assert "this classifier reads several stages" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("most", "staged", "stored"), [(None, True, False), (30, False, True), (None, True, True)])
@@ -317,7 +319,8 @@ def left_out(console):
     return sum(int(line.split()[2]) for line in console.lines if line.startswith("left out: "))
 
 
-def test_run__leaves_out_copies_of_its_own_images_and_images_unlike_them(data, tmp_path):
+def test_run__leaves_out_copies_of_its_own_images_and_images_unlike_them(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(step, "MANY_LABELS_PER_CLASS", 10)  # they are read all the same, as the time is not limited
     given = {**SHORT, "data": str(data), "epochs": 0}
     split = assemble(TrainSettings(**given), dict.fromkeys(given, "flag"), SilentConsole().progress).data
     for kind, count in (("test", 4), ("train", 3)):
@@ -333,8 +336,9 @@ def test_run__leaves_out_copies_of_its_own_images_and_images_unlike_them(data, t
     assert "left out: 4 images without labels that look like a validation or test image" in console.lines
     assert "left out: 3 images without labels that look like a training image" in console.lines
     unlike = next(line for line in console.lines if line.endswith("not like the training images"))
-    assert 9 <= int(unlike.split()[2]) < 40
-    assert rungs_of(result.folder)["unlabelled"]["details"]["images"] == 106 - left_out(console)
+    assert 9 <= int(unlike.split()[2]) < 30
+    assert rungs_of(result.folder)["unlabelled"]["details"]["images"] == 106 - left_out(console) > 0
+    assert not any("are not read: with" in line for line in console.lines)
 
 
 @pytest.mark.slow
@@ -400,17 +404,15 @@ def test_run__without_time_for_them_gives_that_reason(data, tmp_path, monkeypatc
     assert not any("usable image" in line for line in console.lines)
 
 
-@pytest.mark.parametrize("more", [{"time": "10m"}, {"epochs": 0}])
-def test_run__with_many_labels_for_each_class_reads_none_in_a_limited_time(data, tmp_path, monkeypatch, more):
+def test_run__with_many_labels_for_each_class_reads_none_in_a_limited_time(data, tmp_path, monkeypatch):
     monkeypatch.setattr(step, "MANY_LABELS_PER_CLASS", 10)
-    monkeypatch.setattr(step, "_is_tuned", lambda setup: setup.settings.epochs != 0)
-    console, unlabelled = RecordingConsole(), str(tmp_path / "more")
-    result = started_from(data, tmp_path / "run", console, unlabelled=unlabelled, **more)
+    monkeypatch.setattr(step, "_is_tuned", lambda _: True)
+    console = RecordingConsole()
+    result = started_from(data, tmp_path / "run", console, unlabelled=str(tmp_path / "more"), time="10m")
     details = rungs_of(result.folder)["unlabelled"]["details"]
-    is_left_out = more == {"time": "10m"}
-    assert ("10 or more labelled images per class on average" in details.get("why", "")) == is_left_out
-    assert (details["images"] == 0) == is_left_out
-    assert any("are not read: with" in line for line in console.lines) == is_left_out
+    assert "10 or more labelled images per class on average" in details["why"]
+    assert details["images"] == 0
+    assert any("are not read: with" in line for line in console.lines)
 
 
 @pytest.mark.parametrize(("labelled", "many"), [(199, False), (200, True)])
