@@ -24,7 +24,7 @@ from paucal.runs import RunFolder
 from paucal.runs.weights import save_weights
 from paucal.tasks.classification import assembly, finishing
 from paucal.tasks.classification.assembly import assemble
-from paucal.tasks.classification.auto_tune import first_model, refit, unlabelled_head
+from paucal.tasks.classification.auto_tune import first_model, head_race, refit, unlabelled_head
 from paucal.tasks.classification.auto_tune import unlabelled as step
 from paucal.tasks.classification.auto_tune.head_race import HeldOut, read_held_out
 from paucal.tasks.classification.auto_tune.heads import fit_gaussian, fit_soft_gaussian
@@ -166,6 +166,7 @@ def sorted_photos(tmp_path_factory):
 @pytest.fixture
 def data(sorted_photos, tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
+    monkeypatch.setattr(head_race, "N_REPEATS", 1)  # test_few_images makes runs with all of them
     for name in ("photos", "more"):
         shutil.copytree(sorted_photos / name, tmp_path / name)
     return tmp_path / "photos"
