@@ -140,7 +140,7 @@ def test_probe__is_the_model_that_tuning_begins_with(data, tmp_path, monkeypatch
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["prepare_first_model", "choose_preset", "run_trial"])
 def test_climb__stopped_anywhere_goes_on_to_the_same_model(data, tmp_path, monkeypatch, moment):
-    whole = started_from(data, tmp_path / "whole", epochs=1)
+    whole = started_from(data, tmp_path / "whole", epochs=1, batch_size=8)
     place = tuning if moment == "run_trial" else auto_tune_module
     real, calls = getattr(place, moment), []
 
@@ -154,9 +154,9 @@ def test_climb__stopped_anywhere_goes_on_to_the_same_model(data, tmp_path, monke
         patch.setattr(place, moment, interrupted)
         if moment == "prepare_first_model":
             with pytest.raises(KeyboardInterrupt):
-                started_from(data, tmp_path / "run", epochs=1)
+                started_from(data, tmp_path / "run", epochs=1, batch_size=8)
         else:
-            assert isinstance(started_from(data, tmp_path / "run", epochs=1), Stopped)
+            assert isinstance(started_from(data, tmp_path / "run", epochs=1, batch_size=8), Stopped)
     assert rungs_of(tmp_path / "run")["plan"] == ""
     result = resume(TrainingJob(), tmp_path / "run", SilentConsole())
     assert [t["score"] for t in rungs_of(result.folder)["trials"]] == [
@@ -268,7 +268,7 @@ def test_memory__leaves_the_ways_that_fit(data, tmp_path, monkeypatch):
 
     monkeypatch.setattr(trials, "_fit_trial", tight)
     console = RecordingConsole()
-    result = started_from(data, tmp_path / "run", console, epochs=1)
+    result = started_from(data, tmp_path / "run", console, epochs=1, batch_size=8)
     first, *others = rungs_of(result.folder)["trials"]
     assert first["score"] > 0
     assert len(others) > 0
@@ -422,7 +422,7 @@ def test_epochs__none_at_all_keep_the_probe_and_the_method_whose_own_settings_ar
 
 @pytest.mark.slow
 def test_climb__is_repeated_by_its_config(data, tmp_path):
-    whole = started_from(data, tmp_path / "whole", epochs=1)
+    whole = started_from(data, tmp_path / "whole", epochs=1, batch_size=8)
     out = tmp_path / "again"
     assert main(["train", "--config", str(whole.folder / "config.yaml"), "--output", str(out)]) == 0
     assert rungs_of(out)["trials"] == []
@@ -451,7 +451,7 @@ def test_trials__keep_the_steps_and_the_size_that_they_were_begun_with(data, tmp
         return real(run, setup, preset, steps, console)
 
     monkeypatch.setattr(tuning, "run_trial", slower)
-    assert isinstance(started_from(data, tmp_path / "run", epochs=1), Stopped)
+    assert isinstance(started_from(data, tmp_path / "run", epochs=1, batch_size=8), Stopped)
     monkeypatch.setattr(tuning, "TRIALS_FRACTION", 1e-9)  # as if the machine had become slow
     monkeypatch.setattr(tuning, "seconds_per_image", lambda setup: 1e6)
     resume(TrainingJob(), tmp_path / "run", SilentConsole())
