@@ -1,6 +1,7 @@
 """Runs on so few images that none are kept for a test: all train, and the score is cross-validated."""
 
 import csv
+import functools
 import json
 
 import pytest
@@ -34,10 +35,23 @@ def parts_of(run):
         return [row["split"] for row in csv.DictReader(file)]
 
 
-@pytest.mark.parametrize("each", [2, 9])
-def test_run__on_few_images_trains_on_all_and_is_cross_validated(weights, tmp_path, each):
-    console = RecordingConsole()
-    result = started_from(photos(tmp_path / "photos", each=each), tmp_path / "run", console)
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Return a function that gives a finished run on so many images of each class, and what it said."""
+
+    @functools.cache
+    def run(each):
+        folder, console = tmp_path_factory.mktemp("few"), RecordingConsole()
+        with pytest.MonkeyPatch.context() as patch:
+            install(folder, patch)
+            return started_from(photos(folder / "photos", each=each), folder / "run", console), console
+
+    return run
+
+
+@pytest.mark.parametrize("each", [2, 6])
+def test_run__on_few_images_trains_on_all_and_is_cross_validated(finished, each):
+    result, console = finished(each)
     assert parts_of(result.folder) == ["train"] * 3 * each
     held_out = read_held_out(RunFolder(result.folder))
     report = read_report(json.loads((result.folder / "evaluation/test/metrics.json").read_text()))
@@ -55,7 +69,7 @@ def test_run__on_few_images_trains_on_all_and_is_cross_validated(weights, tmp_pa
     assert "validation images" not in page.partition("How this model was chosen")[2].partition("</section>")[0]
     assert summary["next_steps"][-1].startswith("paucal next ")
     curve = json.loads((result.folder / "learning_curve.json").read_text())
-    assert len(curve["points"]) == (1 if each == 2 else 4)
+    assert len(curve["points"]) == (1 if each == 2 else 3)
     assert curve["sentence"] in console.lines
     assert "Would more images help?" in page
     model = load_trained(result.folder)
@@ -77,9 +91,9 @@ def test_run__with_ten_images_of_a_class_or_no_probe_keeps_a_test(weights, tmp_p
     assert setup.data.counts() == {"train": 3 * each - 9, "val": 3, "test": 6}
 
 
-def test_run__on_few_images_is_resumed_after_its_first_model(weights, tmp_path, monkeypatch):
-    data = photos(tmp_path / "photos", each=5)
-    whole = started_from(data, tmp_path / "whole")
+def test_run__on_few_images_is_resumed_after_its_first_model(finished, weights, tmp_path, monkeypatch):
+    whole, _ = finished(6)
+    data = whole.folder.parent / "photos"
     with monkeypatch.context() as patch:
         patch.setattr(auto_tune_module, "_keep_probe", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert isinstance(started_from(data, tmp_path / "run"), Stopped)
@@ -97,30 +111,27 @@ def test_run__with_a_single_image_of_a_class_is_refused(weights, tmp_path):
         started_from(data, tmp_path / "run")
 
 
-def test_curve__is_drawn_where_it_is_asked_for_and_refused_without_trained_weights(weights, tmp_path):
+def test_curve__is_refused_without_trained_weights(weights, tmp_path):
     data = photos(tmp_path / "photos", each=12)
-    plain = started_from(data, tmp_path / "plain", epochs=0)
-    asked = started_from(data, tmp_path / "asked", epochs=0, curve=True)
-    assert not (plain.folder / "learning_curve.json").exists()
-    assert (asked.folder / "plots" / "learning_curve.png").exists()
-    assert json.loads((asked.folder / "learning_curve.json").read_text())["per_class"] == 9  # that train
     with pytest.raises(UserError, match="--curve fits heads to the frozen features of pretrained weights"):
         started_from(data, tmp_path / "scratch", init=None, model="vit_mini", curve=True)
 
 
-def test_curve__keeps_groups_whole(weights, tmp_path, monkeypatch):
+def test_curve__is_drawn_where_it_is_asked_for_and_keeps_groups_whole(weights, tmp_path, monkeypatch):
     given, usual = [], first_model.measure_learning_curve
     monkeypatch.setattr(first_model, "measure_learning_curve", lambda *words: given.append(words[-1]) or usual(*words))
     data = photos(tmp_path / "photos", each=18)
     result = started_from(data, tmp_path / "run", epochs=0, curve=True, group_by=r"(class\d/\d)")
+    assert (result.folder / "plots" / "learning_curve.png").exists()
     with (result.folder / "split.csv").open() as file:
         rows = [row["group"] for row in csv.DictReader(file) if row["split"] == "train"]
+    assert json.loads((result.folder / "learning_curve.json").read_text())["per_class"] == len(rows) / 3
     (groups,) = given
     assert len(groups) == len(rows)
     assert len(groups.unique()) == len(set(rows)) == len(set(zip(groups.tolist(), rows, strict=True)))
 
 
-def test_eval__of_a_run_without_test_images_says_so(weights, tmp_path, capsys):
-    result = started_from(photos(tmp_path / "photos", each=4), tmp_path / "run")
+def test_eval__of_a_run_without_test_images_says_so(finished, capsys):
+    result, _ = finished(2)
     assert main(["eval", str(result.folder)]) == 2
     assert "has no test images: choose another --part, or give DATA" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """What comes after the last step: epochs averaged where validation prefers it, confidence corrected, both judged."""
 
 import json
+import shutil
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from paucal.models.trained import load_trained
 from paucal.runner.images import open_again
 from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights
-from paucal.tasks.classification import finishing
+from paucal.tasks.classification import conclusion, finishing
 from paucal.tasks.classification.auto_tune.record import TuneRecord, TuneStep
 from paucal.tasks.classification.auto_tune.summary import describe_kept_model
 
@@ -27,17 +28,45 @@ SMALL = {"model": "vit_mini", "img_size": [16], "model_args": ["depth=1", "embed
 SETTINGS = {**SMALL, "init": "none", "method": "supervised", "epochs": 4, "lr": 2e-3, "batch_size": 16, "workers": 0}
 
 
-@pytest.fixture
-def photos(tmp_path):
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finishing") / "photos"
     draw = np.random.default_rng(0)
     for label in range(3):
-        (tmp_path / "photos" / f"class{label}").mkdir(parents=True)
+        (folder / f"class{label}").mkdir(parents=True)
         for number in range(70):
             pixels = draw.integers(0, 256, (16, 16, 3))
             pixels[..., label] = np.clip(pixels[..., label] + 16, 0, 255)
-            path = tmp_path / "photos" / f"class{label}" / f"{number}.png"
-            Image.fromarray(pixels.astype(np.uint8)).save(path)
-    return tmp_path / "photos"
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"class{label}" / f"{number}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def calibrated(photos, tmp_path_factory):
+    """A run whose confidence is corrected."""
+    return paucal.train(photos, output=tmp_path_factory.mktemp("calibrated") / "run", **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def averaged(photos, tmp_path_factory):
+    """A run that averages epochs and leaves the confidence as it is."""
+    output = tmp_path_factory.mktemp("averaged") / "run"
+    return paucal.train(photos, output=output, soup=4, calibrate="none", **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def unfinished(photos, tmp_path_factory):
+    """The folder of a run whose steps are all done, and which keeps three epochs to average."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    output = tmp_path_factory.mktemp("unfinished") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conclusion, "finish_model", stop)
+        with pytest.raises(KeyboardInterrupt):
+            paucal.train(photos, output=output, soup=3, **SETTINGS)
+    return output
 
 
 def logits_of(folder, part):
@@ -100,8 +129,8 @@ def test_refitted_head__that_is_kept_for_its_loss_alone_is_not_called_better(ref
     assert lines == [f"kept a head fitted to the tuned features, a head: score, 80.0 % without this head{where}"]
 
 
-def test_temperature__is_stored_with_the_model_and_in_all_scores(photos, tmp_path):
-    result = paucal.train(photos, output=tmp_path / "run", **SETTINGS)
+def test_temperature__is_stored_with_the_model_and_in_all_scores(calibrated):
+    result = calibrated
     temperature, found = load_trained(result.folder).card.temperature, logits_of(result.folder, "test")
     assert temperature != 1.0
     assert result.metrics["loss"] == pytest.approx(
@@ -118,9 +147,8 @@ def test_temperature__is_stored_with_the_model_and_in_all_scores(photos, tmp_pat
     assert f"temperature of {temperature:.2f}" in page
 
 
-def test_temperature__is_the_likeliest_on_the_validation_images(photos, tmp_path):
-    result = paucal.train(photos, output=tmp_path / "run", **SETTINGS)
-    found, temperature = logits_of(result.folder, "val"), load_trained(result.folder).card.temperature
+def test_temperature__is_the_likeliest_on_the_validation_images(calibrated):
+    found, temperature = logits_of(calibrated.folder, "val"), load_trained(calibrated.folder).card.temperature
 
     def cost(t):
         return float(F.cross_entropy(found.logits.double() / t, found.labels, reduction="sum")) + np.log(t) ** 2 * 2
@@ -128,10 +156,9 @@ def test_temperature__is_the_likeliest_on_the_validation_images(photos, tmp_path
     assert cost(temperature) < min(cost(temperature * 1.05), cost(temperature / 1.05))
 
 
-def test_calibrate_none__leaves_the_probabilities_as_they_are(photos, tmp_path):
-    result = paucal.train(photos, output=tmp_path / "run", calibrate="none", **SETTINGS)
-    assert load_trained(result.folder).card.temperature == 1.0
-    assert summary_of(result.folder)["calibration"] is None
+def test_calibrate_none__leaves_the_probabilities_as_they_are(averaged):
+    assert load_trained(averaged.folder).card.temperature == 1.0
+    assert summary_of(averaged.folder)["calibration"] is None
 
 
 def test_soup__is_the_model_where_the_validation_images_prefer_it(photos, tmp_path, monkeypatch):
@@ -163,7 +190,7 @@ def test_soup__is_the_model_where_the_validation_images_prefer_it(photos, tmp_pa
 @pytest.mark.parametrize(
     ("average", "best", "chosen"), [(1.0, 0.5, 2), (0.999, 1.0, 0)], ids=["average better", "best epoch better"]
 )
-def test_soup__is_chosen_by_the_first_process(average, best, chosen, photos, tmp_path, monkeypatch):
+def test_soup__is_chosen_by_the_first_process(average, best, chosen, unfinished, tmp_path, monkeypatch):
     original, averaging = finishing.greedy_soup, []
 
     def choose(paths, judge):
@@ -179,7 +206,7 @@ def test_soup__is_chosen_by_the_first_process(average, best, chosen, photos, tmp
 
     monkeypatch.setattr(finishing, "greedy_soup", choose)
     monkeypatch.setattr(finishing, "broadcast_value", received)
-    result = paucal.train(photos, output=tmp_path / "run", soup=3, **SETTINGS)
+    result = paucal.train(resume=shutil.copytree(unfinished, tmp_path / "run"))
     assert len(summary_of(result.folder)["averaged_epochs"]) == chosen
 
 
@@ -195,10 +222,9 @@ def test_soup__that_is_not_better_leaves_the_best_epoch(photos, tmp_path, monkey
     assert summary_of(result.folder)["averaged_epochs"] == []
 
 
-def test_soup__score_is_that_of_the_stored_model(photos, tmp_path):
-    result = paucal.train(photos, output=tmp_path / "run", soup=4, **SETTINGS)
-    found = quick_scores(logits_of(result.folder, "val"))
-    told = summary_of(result.folder)
+def test_soup__score_is_that_of_the_stored_model(averaged):
+    found = quick_scores(logits_of(averaged.folder, "val"))
+    told = summary_of(averaged.folder)
     assert found["top1"] == pytest.approx(told["kept_val_top1"])
     assert told["kept_val_top1"] >= told["best_val_top1"]
 

@@ -17,27 +17,39 @@ from paucal.tasks.classification.job import TrainingJob
 from paucal.tasks.classification.loaders import view_dataset
 from paucal.types import Progress, UserError
 from runner.test_time_budget import StopAt
+from tasks.classification.auto_tune.test_auto_tune import photos
 
 SETTINGS = {
-    **{"data": "digits", "epochs": 3, "init": "none", "model": "test_resnet", "device": "cpu", "method": "supervised"},
-    **{"batch_size": 48, "img_size": [32], "workers": 0, "seed": 3, "fraction": 0.1, "freeze": 2, "frozen_views": 2},
+    **{"epochs": 3, "init": "none", "model": "test_resnet", "device": "cpu", "method": "supervised"},
+    **{"batch_size": 24, "img_size": [32], "workers": 0, "seed": 3, "freeze": 2, "frozen_views": 2},
     **{"mixup": 0.0, "cutmix": 0.0, "lr": 1e-3, "crop": "random-resized", "crop_scale": 0.5},
 }
 
 
-def started(output, callbacks=(), **changes):
-    given = {**SETTINGS, **changes, "output": str(output)}
-    settings = TrainSettings(**{**given, "output": str(output)})
-    return begin(TrainingJob(), settings, dict.fromkeys(given, "flag"), SilentConsole(), callbacks)
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """Settings of a run: two steps in each epoch."""
+    return {**SETTINGS, "data": str(photos(tmp_path_factory.mktemp("views") / "photos", each=24, side=32))}
+
+
+def started(given, output, callbacks=(), **changes):
+    given = {**given, **changes, "output": str(output)}
+    return begin(TrainingJob(), TrainSettings(**given), dict.fromkeys(given, "flag"), SilentConsole(), callbacks)
+
+
+@pytest.fixture(scope="module")
+def whole(given, tmp_path_factory):
+    """A run of three epochs that shows two views."""
+    return started(given, tmp_path_factory.mktemp("views") / "whole")
 
 
 def weights_of(result):
     return read_weights(RunFolder(result.folder).weights)
 
 
-def test_views__have_the_losses_and_gradients_of_images_computed_anew(tmp_path):
-    settings, given = TrainingJob().check(TrainSettings(**SETTINGS), dict.fromkeys(SETTINGS, "flag"))
-    setup = assemble(settings, given, SilentConsole().progress)
+def test_views__have_the_losses_and_gradients_of_images_computed_anew(given, tmp_path):
+    settings, origins = TrainingJob().check(TrainSettings(**given), dict.fromkeys(given, "flag"))
+    setup = assemble(settings, origins, SilentConsole().progress)
     objective, train = setup.objective, setup.data.part("train")
     keys = [SampleKey(epoch, int(image)) for epoch, image in zip((0, 1, 1, 0, 1, 0), train, strict=False)]
     later = [key._replace(epoch=key.epoch + 2) for key in keys]  # views are shown again in turn
@@ -69,18 +81,17 @@ def test_views__have_the_losses_and_gradients_of_images_computed_anew(tmp_path):
     assert all(torch.equal(objective.get_buffer(name), statistics[name]) for name in still)
 
 
-def test_run__of_as_many_views_as_epochs_equals_one_that_computes_them_anew(tmp_path):
-    kept, anew = started(tmp_path / "kept", frozen_views=3), started(tmp_path / "anew", frozen_views=0)
+def test_run__of_as_many_views_as_epochs_equals_one_that_computes_them_anew(whole, given, tmp_path):
+    kept, anew = started(given, tmp_path / "kept", frozen_views=3), started(given, tmp_path / "anew", frozen_views=0)
     losses = [[row["train_loss"] for row in result.history] for result in (kept, anew)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    other = [row["train_loss"] for row in started(tmp_path / "two", frozen_views=2).history]
+    other = [row["train_loss"] for row in whole.history]
     assert other[:2] == pytest.approx(losses[0][:2], rel=1e-6)
     assert other[2] != pytest.approx(losses[0][2], rel=1e-4)  # the third epoch shows the first view again
 
 
-def test_run__that_is_resumed_ends_as_one_that_was_not_stopped(tmp_path):
-    whole = started(tmp_path / "whole")
-    stopped = started(tmp_path / "run", [StopAt(5)])
+def test_run__that_is_resumed_ends_as_one_that_was_not_stopped(whole, given, tmp_path):
+    stopped = started(given, tmp_path / "run", [StopAt(5)])
     assert isinstance(stopped, Stopped)
     assert not list((tmp_path / "run").glob("activations-*"))
     resumed = resume(TrainingJob(), tmp_path / "run", SilentConsole())
@@ -97,9 +108,9 @@ def test_run__that_is_resumed_ends_as_one_that_was_not_stopped(tmp_path):
         ({"add": ["drloc"]}, "use --method supervised without extra losses"),
     ],
 )
-def test_run__whose_settings_allow_no_kept_activations_is_refused(tmp_path, changes, why):
+def test_run__whose_settings_allow_no_kept_activations_is_refused(given, tmp_path, changes, why):
     with pytest.raises(UserError, match=f"--frozen-views is not supported here: {why}"):
-        started(tmp_path / "run", **changes)
+        started(given, tmp_path / "run", **changes)
 
 
 def test_most_views__fit_in_a_quarter_of_the_free_memory_and_half_of_the_free_disk(tmp_path, monkeypatch):
@@ -110,15 +121,15 @@ def test_most_views__fit_in_a_quarter_of_the_free_memory_and_half_of_the_free_di
     assert max_views(tmp_path, n_images=10, n_bytes=20) == 5
 
 
-def test_run__whose_activations_need_too_much_space_is_refused(tmp_path, monkeypatch):
+def test_run__whose_activations_need_too_much_space_is_refused(given, tmp_path, monkeypatch):
     monkeypatch.setattr(frozen_views, "read_available_memory", lambda: 4000)
     with pytest.raises(UserError, match="may use at most a quarter of the free memory"):
-        started(tmp_path / "run")
+        started(given, tmp_path / "run")
 
 
-def test_views__of_a_network_with_tiny_logits_are_checked_too(tmp_path, monkeypatch):
-    settings, given = TrainingJob().check(TrainSettings(**SETTINGS), dict.fromkeys(SETTINGS, "flag"))
-    setup = assemble(settings, given, SilentConsole().progress)
+def test_views__of_a_network_with_tiny_logits_are_checked_too(given, tmp_path, monkeypatch):
+    settings, origins = TrainingJob().check(TrainSettings(**given), dict.fromkeys(given, "flag"))
+    setup = assemble(settings, origins, SilentConsole().progress)
     objective, train, fed = setup.objective, setup.data.part("train"), setup.card.preprocessing
     for parameter in objective.deployable().get_classifier().parameters():
         parameter.data.mul_(1e-4)

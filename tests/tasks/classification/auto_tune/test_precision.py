@@ -7,7 +7,7 @@ from paucal.models.precision import PrecisionChoice
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, resume
 from paucal.runs import RunFolder
-from paucal.tasks.classification.auto_tune import auto_tune, first_model, precision
+from paucal.tasks.classification.auto_tune import auto_tune, first_model, head_race, precision
 from paucal.tasks.classification.job import TrainingJob
 from tasks.classification.auto_tune.carried import ONE_WAY, install
 from tasks.classification.auto_tune.test_auto_tune import RecordingConsole, photos, rungs_of, started_from
@@ -18,12 +18,29 @@ FASTER = PrecisionChoice(
 )
 
 
+@pytest.fixture(scope="module")
+def shared_photos(tmp_path_factory):
+    return photos(tmp_path_factory.mktemp("shared") / "photos", each=20)
+
+
 @pytest.fixture
-def data(tmp_path, monkeypatch):
+def data(shared_photos, tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
+    monkeypatch.setattr(head_race, "N_REPEATS", 1)  # test_few_images makes runs with all of them
     monkeypatch.setattr(precision, "bfloat16_flags", lambda: ("avx512_bf16",))
     monkeypatch.setattr(precision, "choose_precision", lambda *_, **__: FASTER)
-    return photos(tmp_path / "photos", each=50)
+    return shared_photos
+
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+
+def stopped_before_tuning(monkeypatch, *given, **settings):
+    """Begin a run and stop it when both precisions are chosen and stored."""
+    with monkeypatch.context() as patch:
+        patch.setattr(auto_tune, "choose_preset", stop)
+        assert isinstance(started_from(*given, **settings), Stopped)
 
 
 @pytest.fixture
@@ -49,11 +66,14 @@ def test_run__takes_bfloat16_where_it_was_measured_to_gain(data, read, tmp_path,
 
     monkeypatch.setattr(precision, "measure_speed", measure)
     console = RecordingConsole()
-    result = started_from(data, tmp_path / "run", console, **GIVEN)
-    settings, said = RunFolder(result.folder).settings, "\n".join(console.lines)
+    if speed > 1.3:
+        started_from(data, tmp_path / "run", console, **GIVEN)
+    else:
+        stopped_before_tuning(monkeypatch, data, tmp_path / "run", console, **GIVEN)
+    settings, said = RunFolder(tmp_path / "run").settings, "\n".join(console.lines)
     assert steps == [((), f"{settings['model']}, tuned with --freeze 2")]
     assert settings["precision"] == expected
-    assert rungs_of(result.folder)["probe"]["details"]["arithmetic"] == "bf16-mixed"
+    assert rungs_of(tmp_path / "run")["probe"]["details"]["arithmetic"] == "bf16-mixed"
     assert read[:2] == [None, None]  # timed in float32
     assert read[2] is torch.bfloat16
     assert f"precision of the features: {FASTER.reason}" in said
@@ -63,24 +83,21 @@ def test_run__takes_bfloat16_where_it_was_measured_to_gain(data, read, tmp_path,
 def test_run__of_a_given_precision_measures_nothing(data, read, tmp_path, monkeypatch):
     for name in ("choose_precision", "measure_speed"):
         monkeypatch.setattr(precision, name, lambda *_, **__: pytest.fail("measured"))
-    result = started_from(data, tmp_path / "run", precision="32-true", **GIVEN)
-    assert RunFolder(result.folder).settings["precision"] == "32-true"
+    stopped_before_tuning(monkeypatch, data, tmp_path / "run", precision="32-true", **GIVEN)
+    assert RunFolder(tmp_path / "run").settings["precision"] == "32-true"
     assert set(read) == {None}
 
 
 def test_run__on_a_processor_without_bfloat16_is_as_before(data, read, tmp_path, monkeypatch):
     monkeypatch.setattr(precision, "bfloat16_flags", lambda: ())
     console = RecordingConsole()
-    result = started_from(data, tmp_path / "run", console, **GIVEN)
-    assert RunFolder(result.folder).settings["precision"] == "32-true"
+    stopped_before_tuning(monkeypatch, data, tmp_path / "run", console, **GIVEN)
+    assert RunFolder(tmp_path / "run").settings["precision"] == "32-true"
     assert set(read) == {None}
     assert not any("precision of" in line for line in console.lines)
 
 
 def test_resumed_run__tunes_in_the_precision_of_one_that_was_not_stopped(data, tmp_path, monkeypatch):
-    def stop(*_):
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(precision, "measure_speed", lambda *_: 1.5)
     with monkeypatch.context() as patch:
         patch.setattr(auto_tune, "choose_training_precision", stop)
@@ -98,5 +115,5 @@ def test_resumed_run__tunes_in_the_precision_of_one_that_was_not_stopped(data, t
 
 def test_run__of_given_bfloat16_reads_features_in_it_on_any_processor(data, read, tmp_path, monkeypatch):
     monkeypatch.setattr(precision, "bfloat16_flags", lambda: ())
-    started_from(data, tmp_path / "run", precision="bf16-mixed", **{**GIVEN, "epochs": 0})
+    stopped_before_tuning(monkeypatch, data, tmp_path / "run", precision="bf16-mixed", **GIVEN)
     assert torch.bfloat16 in read

@@ -16,7 +16,7 @@ from paucal.types import UserError
 
 IMAGES, SIZE = 6, (64, 64)
 # A network with pooled maps of frozen stages, one without, and one whose features are tokens.
-NETWORKS = [("resnet10t", 2, 6), ("test_vit", 1, 0), ("test_efficientnet", 3, 6)]
+NETWORKS = [("test_resnet", 2, 6), ("test_vit", 1, 0), ("test_efficientnet", 3, 6)]
 
 
 def features_of(network, images, staged):

@@ -24,7 +24,7 @@ from paucal.runs import RunFolder
 from paucal.runs.weights import save_weights
 from paucal.tasks.classification import assembly, finishing
 from paucal.tasks.classification.assembly import assemble
-from paucal.tasks.classification.auto_tune import first_model, refit, unlabelled_head
+from paucal.tasks.classification.auto_tune import first_model, head_race, refit, unlabelled_head
 from paucal.tasks.classification.auto_tune import unlabelled as step
 from paucal.tasks.classification.auto_tune.head_race import HeldOut, read_held_out
 from paucal.tasks.classification.auto_tune.heads import fit_gaussian, fit_soft_gaussian
@@ -154,9 +154,9 @@ def test_race__takes_the_gaussian_head_with_few_labels_and_the_most_accurate_one
 @pytest.fixture(scope="module")
 def sorted_photos(tmp_path_factory):
     root = tmp_path_factory.mktemp("sorted")
-    photos(root / "all", each=90)
+    photos(root / "all", each=50)
     for image in sorted((root / "all").glob("*/*.png")):
-        labelled = int(image.stem) < 30
+        labelled = int(image.stem) < 20
         target = root / "photos" / image.parent.name if labelled else root / "more"
         target.mkdir(parents=True, exist_ok=True)
         image.rename(target / (image.name if labelled else f"{image.parent.name}-{image.name}"))
@@ -166,6 +166,7 @@ def sorted_photos(tmp_path_factory):
 @pytest.fixture
 def data(sorted_photos, tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
+    monkeypatch.setattr(head_race, "N_REPEATS", 1)  # test_few_images makes runs with all of them
     for name in ("photos", "more"):
         shutil.copytree(sorted_photos / name, tmp_path / name)
     return tmp_path / "photos"
@@ -187,7 +188,7 @@ def test_run__keeps_the_better_head_and_deploys_it_as_any_other(data, tmp_path, 
     found = rungs_of(result.folder)["unlabelled"]
     assert found["details"]["kept"] is True
     assert any(" images without labels are kept (a lead of 0.200 ± 0.100" in line for line in console.lines)
-    assert found["details"]["images"] + left_out(console) == 180
+    assert found["details"]["images"] + left_out(console) == 90
     model = load_trained(result.folder)
     assert model.card.reads_stages
     classifier = next(part for part in model.module.modules() if type(part).__name__ == "StageClassifier")
@@ -203,11 +204,13 @@ def test_run__keeps_the_better_head_and_deploys_it_as_any_other(data, tmp_path, 
     assert (own.labelled, more.labelled, len(more.rows)) == (True, False, found["details"]["images"])
     assert more.contains(open_images(tmp_path / "more", labelled=False)).sum() == len(more.rows)
     assert main(["eval", str(result.folder), "--output", str(tmp_path / "eval")]) == 0
-    assert "has seen none of the 18 test images" in capsys.readouterr().out
-    assert main(["export", str(result.folder), "--output", str(tmp_path / "m.onnx")]) == 0
+    assert "has seen none of the 12 test images" in capsys.readouterr().out
+    # `test_stage_heads` exports such a network; the hub's format has no place for its classifier.
+    assert main(["export", str(result.folder), "--format", "hub", "--output", str(tmp_path / "out")]) == 2
+    assert "this classifier reads several stages" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("most", "staged", "stored"), [(None, True, False), (60, False, True), (None, True, True)])
+@pytest.mark.parametrize(("most", "staged", "stored"), [(None, True, False), (30, False, True), (None, True, True)])
 def test_run__reads_them_again_with_the_tuned_network_and_fits_a_head_to_its_features(
     data, tmp_path, monkeypatch, most, staged, stored
 ):
@@ -284,7 +287,7 @@ def test_run__whose_images_without_labels_were_moved_meanwhile_ends_without_them
     assert any(
         "the tuned network does not use the images" in line and "more does not exist" in line for line in console.lines
     )
-    assert result.report.images == 18
+    assert result.report.images == 12
 
 
 @pytest.mark.parametrize(
@@ -317,16 +320,14 @@ def left_out(console):
     return sum(int(line.split()[2]) for line in console.lines if line.startswith("left out: "))
 
 
-def test_run__leaves_out_copies_of_its_own_images_and_images_unlike_them(data, tmp_path):
-    rows = [line.split(",") for line in make_split(data, tmp_path).splitlines()]
-    part, key = rows[0].index("split"), rows[0].index("key")
-    copies = {"test": 0, "train": 0}
-    for row in rows[1:]:
-        kind = "train" if row[part] == "train" else "test"
-        if copies[kind] < (4 if kind == "test" else 3):
-            image = Image.open(data / row[key])  # other bytes, the same pixels
-            image.save(tmp_path / "more" / f"copy-{kind}-{copies[kind]}.png", compress_level=1)
-            copies[kind] += 1
+def test_run__leaves_out_copies_of_its_own_images_and_images_unlike_them(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(step, "MANY_LABELS_PER_CLASS", 10)  # they are read all the same, as the time is not limited
+    given = {**SHORT, "data": str(data), "epochs": 0}
+    split = assemble(TrainSettings(**given), dict.fromkeys(given, "flag"), SilentConsole().progress).data
+    for kind, count in (("test", 4), ("train", 3)):
+        for row in split.part(kind)[:count]:
+            image = Image.fromarray(np.asarray(split.images.store.read(int(row))))  # other bytes, the same pixels
+            image.save(tmp_path / "more" / f"copy-{kind}-{row}.png", compress_level=1)
     for number in range(9):  # nothing like noise in any colour
         pixels = np.full((40, 40, 3), 20 * number, dtype=np.uint8)
         pixels[: 4 * number + 2] = 255 - 10 * number
@@ -336,13 +337,9 @@ def test_run__leaves_out_copies_of_its_own_images_and_images_unlike_them(data, t
     assert "left out: 4 images without labels that look like a validation or test image" in console.lines
     assert "left out: 3 images without labels that look like a training image" in console.lines
     unlike = next(line for line in console.lines if line.endswith("not like the training images"))
-    assert 9 <= int(unlike.split()[2]) < 40
-    assert rungs_of(result.folder)["unlabelled"]["details"]["images"] == 196 - left_out(console)
-
-
-def make_split(data, tmp_path):
-    started_from(data, tmp_path / "plain", epochs=0)
-    return (tmp_path / "plain" / "split.csv").read_text()
+    assert 9 <= int(unlike.split()[2]) < 30
+    assert rungs_of(result.folder)["unlabelled"]["details"]["images"] == 106 - left_out(console) > 0
+    assert not any("are not read: with" in line for line in console.lines)
 
 
 @pytest.mark.slow
@@ -395,7 +392,7 @@ def test_run__goes_on_without_images_that_cannot_be_read(data, tmp_path):
     assert found["why"].startswith("--unlabelled: ")
     assert "cannot be read" in found["why"]
     assert f"note: {found['why']}" in console.lines
-    assert result.report.images == 18
+    assert result.report.images == 12
 
 
 def test_run__without_time_for_them_gives_that_reason(data, tmp_path, monkeypatch):
@@ -408,17 +405,15 @@ def test_run__without_time_for_them_gives_that_reason(data, tmp_path, monkeypatc
     assert not any("usable image" in line for line in console.lines)
 
 
-@pytest.mark.parametrize("more", [{"time": "10m"}, {"epochs": 0}])
-def test_run__with_many_labels_for_each_class_reads_none_in_a_limited_time(data, tmp_path, monkeypatch, more):
-    monkeypatch.setattr(step, "MANY_LABELS_PER_CLASS", 15)
-    monkeypatch.setattr(step, "_is_tuned", lambda setup: setup.settings.epochs != 0)
-    console, unlabelled = RecordingConsole(), str(tmp_path / "more")
-    result = started_from(data, tmp_path / "run", console, unlabelled=unlabelled, **more)
+def test_run__with_many_labels_for_each_class_reads_none_in_a_limited_time(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(step, "MANY_LABELS_PER_CLASS", 10)
+    monkeypatch.setattr(step, "_is_tuned", lambda _: True)
+    console = RecordingConsole()
+    result = started_from(data, tmp_path / "run", console, unlabelled=str(tmp_path / "more"), time="10m")
     details = rungs_of(result.folder)["unlabelled"]["details"]
-    is_left_out = more == {"time": "10m"}
-    assert ("15 or more labelled images per class on average" in details.get("why", "")) == is_left_out
-    assert (details["images"] == 0) == is_left_out
-    assert any("are not read: with" in line for line in console.lines) == is_left_out
+    assert "10 or more labelled images per class on average" in details["why"]
+    assert details["images"] == 0
+    assert any("are not read: with" in line for line in console.lines)
 
 
 @pytest.mark.parametrize(("labelled", "many"), [(199, False), (200, True)])
@@ -485,7 +480,7 @@ def test_run__is_checked_again_after_unreadable_images_were_left_out(data, tmp_p
     given["unlabelled"] = str(tmp_path / "more")
     setup = assemble(TrainSettings(**given), dict.fromkeys(given, "flag"), SilentConsole().progress)
     assert [line for line in setup.remarks if "without labels" in line] == [
-        f"180 images without labels in {tmp_path / 'more'}"
+        f"90 images without labels in {tmp_path / 'more'}"
     ]
 
 
