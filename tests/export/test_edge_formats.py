@@ -23,7 +23,7 @@ from paucal.export.formats import Format
 from paucal.export.program import Graph
 
 pytestmark = pytest.mark.usefixtures("kept_graphs")
-TRAIN = ["--img-size", "16", "--epochs", "2", "-j", "0", "--model", "vit_mini", "--model-args", "depth=1"]
+TRAIN = ["--img-size", "16", "--epochs", "2", "-b", "64", "-j", "0", "--model", "vit_mini", "--model-args", "depth=1"]
 
 
 @pytest.fixture(scope="module")
