@@ -118,7 +118,7 @@ def test_measure__counts_images_as_often_as_they_are_drawn():
 
 
 def test_thresholds__are_those_of_the_highest_f1():
-    found = answers(200)
+    found = answers()
     shares, labels = found.probabilities, found.labels
     for place, threshold in enumerate(choose_thresholds(shares, labels)):
         truth = labels[:, place].numpy()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import paucal.backbones  # noqa: F401 (registers our models)
+from contracts.reduced_models import reduced
 from paucal.backbones.attention_layout import AttentionCall, Tokens
 from paucal.explain.attention.heads import entropy, entropy_over, mass_mask, mean_entropy, view_heads
 from paucal.explain.attention.maps import AttentionMap, averaged, fold_head_tokens, head_token_maps
@@ -156,10 +157,17 @@ def test_padded_windows__point_to_the_place_that_was_meant(name: str) -> None:
     assert seen == height * width
 
 
-@pytest.mark.parametrize("name", ["pvt_v2_b0", "cvt_13", "esvit_cvt_tiny", "cait_xxs24_224"])
+OTHERS = {
+    "pvt_v2_b0": {"depths": (1, 1, 1, 1)},
+    "cvt_13": reduced("cvt_13").arguments,
+    "esvit_cvt_tiny": reduced("esvit_cvt_tiny").arguments,
+    "cait_xxs24_224": {"depth": 2, "img_size": 64},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
 def test_other_families__have_rows_of_sum_one_and_flow_like_matrices(name: str) -> None:
-    options = {"depth": 2, "img_size": 64} if name.startswith("cait") else {}
-    model = build(name, num_classes=3, **options)
+    model = build(name, num_classes=3, **OTHERS[name])
     maps = read_attention(model, images((64, 64)))
     assert len(maps) >= 2
     for one in maps:

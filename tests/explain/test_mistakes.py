@@ -8,6 +8,7 @@ import timm
 import torch
 from torch import Tensor
 
+from backbones.reduced import RESNET
 from contracts.reduced_models import ONE_EACH, reduced
 from paucal.backbones.spec import BackboneSpec
 from paucal.data.sources.opening import open_images
@@ -40,9 +41,9 @@ def test_mistakes__are_explained_for_both_classes(tmp_path: Path, monkeypatch: p
 
 
 ODD = {
-    "resnet18": {},
+    "resnet18": RESNET,
     "test_efficientnet": {},
-    "mixer_s32_224": {"img_size": 32},
+    "mixer_s32_224": {"img_size": 32, "mlp_ratio": (0.5, 0.5)},
     "xcit_nano_12_p16_224": {"depth": 1},
     "cait_xxs24_224": {"depth": 1, "img_size": 32},
     "mobilevitv2_050": {},

@@ -9,21 +9,21 @@ import sys
 
 import numpy as np
 import pytest
-import timm
 import torch
 from PIL import Image
+from torch import nn
 
 import paucal
 from cli.calls import call, failure
 from export.alone import run_alone
-from paucal.backbones.stage_classifier import add_stage_classifier
+from paucal.backbones.stage_classifier import add_stage_classifier, stage_classifier
 from paucal.export import coreml_model
 from paucal.export.browser_page import MODEL_ELEMENT
 from paucal.export.formats import Format
 from paucal.export.program import Graph
 
 pytestmark = pytest.mark.usefixtures("kept_graphs")
-TRAIN = ["--img-size", "16", "--epochs", "2", "-j", "0", "--model", "vit_mini", "--model-args", "depth=1"]
+TRAIN = ["--img-size", "16", "--epochs", "2", "-b", "64", "-j", "0", "--model", "vit_mini", "--model-args", "depth=1"]
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +91,28 @@ def test_coreml__has_the_shapes_of_the_graph(run, tmp_path):
         assert any("was not run" in line for line in found.said)
 
 
+class Stages(nn.Module):
+    """Three convolutions that are named as timm names the stages of its networks, and a classifier."""
+
+    feature_info = [{"module": f"stages.{number}"} for number in range(3)]  # noqa: RUF012
+
+    def __init__(self):
+        super().__init__()
+        self.stages = nn.Sequential(*(nn.Conv2d(width, 2 * width, 3, 2, 1) for width in (3, 6, 12)))
+        self.fc = nn.Linear(24, 3)
+
+    def get_classifier(self):
+        return self.fc
+
+    def forward(self, images):
+        return self.fc(self.stages(images).mean((2, 3)))
+
+
 def test_coreml__takes_a_head_that_reads_several_stages(run, tmp_path):
     pytest.importorskip("coremltools")
     torch.manual_seed(0)
-    network = add_stage_classifier(timm.create_model("test_efficientnet", num_classes=3), (64, 64)).eval()
+    network = add_stage_classifier(Stages(), (64, 64)).eval()
+    assert stage_classifier(network).pool.width == 2 * (6 + 12 + 24)
     images = torch.randn(1, 3, 64, 64)
     program = torch.export.export(network, (images,), strict=False).run_decompositions(coreml_model.DECOMPOSITIONS)
     assert "var_mean" not in str(program.graph)

@@ -1,9 +1,11 @@
 """Every family's graph gives what the network gives, for batches of any size."""
 
+import functools
 import json
 
 import pytest
 import torch
+from torch import nn
 
 from contracts.reduced_models import ONE_EACH, build, images, reduced
 from paucal.backbones.spec import BackboneSpec
@@ -23,18 +25,24 @@ def deployed(name, size):
     return TrainedModel(build(name), ModelCard(spec, CLASSES, preprocessing, 1.5), torch.device("cpu"))
 
 
-def check(name):
-    size = reduced(name).size
-    model = deployed(name, size)
+@functools.cache
+def exported(name):
+    """Return a model, its program and the content of its ONNX file."""
+    model = deployed(name, reduced(name).size)
     graph = graph_of(model, preprocessing=False)
     program = trace_program(graph)
-    batch = images(size, count=3)
+    return model, program, to_onnx(program, graph, model.card)
+
+
+def check(name):
+    model, program, content = exported(name)
+    batch = images(reduced(name).size, count=3)
     with torch.no_grad():
         wanted = model.module(batch)
         torch.testing.assert_close(
             unpack_program(pack_program(program, model.card))(batch), wanted, rtol=1e-4, atol=1e-5
         )
-    network = OnnxNetwork(to_onnx(program, graph, model.card))
+    network = OnnxNetwork(content)
     torch.testing.assert_close(network(batch), wanted, rtol=1e-3, atol=1e-4)
     assert network.input.shape[0] == "batch"
     assert ModelCard.from_dict(json.loads(network.metadata[CARD_KEY])) == model.card
@@ -55,10 +63,9 @@ def test_export__equals_the_network_of_one_family():
 
 
 def test_read_onnx__gives_the_model_back(tmp_path):
-    model = deployed(first_of("vit"), reduced(first_of("vit")).size)
-    graph = graph_of(model, preprocessing=False)
+    model, _, content = exported(first_of("dhvt"))
     path = tmp_path / "model.onnx"
-    path.write_bytes(to_onnx(trace_program(graph), graph, model.card))
+    path.write_bytes(content)
     found = read_onnx(path)
     assert found.card == model.card
     batch = images(model.card.preprocessing.image_size)
@@ -67,8 +74,11 @@ def test_read_onnx__gives_the_model_back(tmp_path):
 
 
 def test_from_pixels__takes_images_of_any_size_and_gives_probabilities(tmp_path):
-    name = first_of("vit")
-    model = deployed(name, reduced(name).size)
+    size = (16, 20)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Flatten(), nn.Linear(3 * size[0] * size[1], len(CLASSES))).eval()
+    model = TrainedModel(network, deployed(first_of("vit"), size).card, torch.device("cpu"))
     graph = graph_of(model, preprocessing=True)
     content = to_onnx(trace_program(graph), graph, model.card)
     network = OnnxNetwork(content)

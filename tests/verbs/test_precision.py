@@ -27,11 +27,8 @@ FASTER = PrecisionChoice(
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run") / "run"
-    settings = {"model": "vit_mini", "model_args": ["depth=1"], "epochs": 1, "fraction": 0.05, "init": "none"}
-    paucal.train("digits", output=folder, workers=0, device="cpu", **settings)
-    return folder
+def run(digit_run):
+    return digit_run
 
 
 @pytest.fixture

@@ -155,14 +155,14 @@ def test_bfloat16__stays_as_close_as_rounding_allows() -> None:
 
 
 def test_compiled__has_no_breaks() -> None:
-    model = build()
+    model = build(depth=1)
     with torch.no_grad():
         compiled = torch.compile(model, backend="eager", fullgraph=True)
         torch.testing.assert_close(compiled(images()), model(images()))
 
 
 def test_compiled__dense_step_is_not_compiled_again_for_a_box_given_as_a_tensor() -> None:
-    model, counter = build(), CompileCounter()
+    model, counter = build(depth=1), CompileCounter()
     step = torch.compile(
         lambda *given: model.dense_logits(model.forward_features(*given)), backend=counter, fullgraph=True
     )

@@ -5,7 +5,7 @@ import timm
 import torch
 
 import paucal.backbones  # noqa: F401 (registers our models)
-from backbones.reduced import FAMILIES
+from backbones.reduced import FAMILIES, RESNET
 from paucal.backbones import FeatureBackbone
 from paucal.evaluation.protocols.features import POOLED, FeatureKind, FeatureReader, parse_kind, probe_kind
 from paucal.types import FeatureRequest, UserError
@@ -101,7 +101,9 @@ def test_class_and_mean__where_the_class_token_comes_after_the_blocks():
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        *(("resnet18", {}), ("swin_tiny_patch4_window7_224", ESVIT_SWIN), ("esvit_vil_tiny", {})),
+        ("resnet18", RESNET),
+        ("swin_tiny_patch4_window7_224", ESVIT_SWIN),
+        ("esvit_vil_tiny", {"embed_dims": (16, 24, 32, 48), "num_heads": (1, 2, 2, 3), "depths": (1, 1, 2, 1)}),
         ("deit_tiny_patch16_224", {"img_size": 64, "global_pool": "avg"}),  # averages its patches
     ],
 )

@@ -37,12 +37,14 @@ def unpack(folder):
     return folder
 
 
-def test_voc__has_several_labels_per_image_and_eleven_point_map(folder):
+def test_voc__has_several_labels_per_image_and_eleven_point_map(folder, monkeypatch):
     assert data_module.is_voc2007(folder)
     data = data_module.open_voc2007(folder)
     assert data.counts() == {"train": 24, "val": 12, "test": 12}
     assert data.labels.shape == (48, 20)
     assert data.labels[0].tolist()[:4] == [1, 0, -1, 1]
+    monkeypatch.setattr(data_module, "VOC_CLASSES", data_module.VOC_CLASSES[:3])  # as each class is fitted apart
+    data = data_module.open_voc2007(folder)
     (found,) = evaluate_backbone(subject(), data, ["logistic"], OPTIONS)
     assert found.line.score == "11-point mAP"
     assert 0 < value_of(found.measure, 12) <= 1

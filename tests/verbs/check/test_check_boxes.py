@@ -17,6 +17,8 @@ from paucal.types import UserError
 from paucal.verbs.check.annotations import BOXES, MASKS, applicable_findings
 from tasks.detection.made import change, write_coco, write_voc
 
+pytestmark = pytest.mark.usefixtures("kept_models")
+
 
 def texts(found, name: str) -> list[str]:
     return [one.text for one in found.findings if one.name == name]

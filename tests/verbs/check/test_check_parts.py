@@ -75,7 +75,7 @@ def test_size__in_the_middle_is_that_of_the_medians(tmp_path: Path, capsys):
 
 
 def test_small_images__are_measured_by_the_size_that_train_chooses(tmp_path: Path):
-    make_photos(tmp_path / "set", 2, 10, size=(500, 374))
+    make_photos(tmp_path / "set", 2, 10, size=(250, 187))
     make_photos(tmp_path / "small", 1, 2, size=(20, 18), seed=1)
     for path in (tmp_path / "small").rglob("*.png"):
         shutil.move(path, tmp_path / f"set/class0/small{path.name}")

@@ -11,8 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import sklearn.datasets
 import yaml
 from PIL import Image
+from sklearn.datasets import load_digits
 
 import paucal
 from cli.calls import make_photos, make_scenes
@@ -72,6 +74,7 @@ def require_equal(first: dict, second: dict, to: str, no_parts: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(2 * len(MAKERS)))
 def test_boxes__of_random_sets_are_read_back_equal(tmp_path: Path, seed: int):
+    """Each maker makes two sets: one is converted to every other layout, and one to the rest."""
     root = tmp_path / "set"
     root.mkdir()
     made = MAKERS[seed % len(MAKERS)](Maker(root, seed))
@@ -80,7 +83,7 @@ def test_boxes__of_random_sets_are_read_back_equal(tmp_path: Path, seed: int):
     except UserError:
         pytest.skip("a set that nobody reads")
     no_parts = {part for part, _, _ in first.values()} == {""}
-    for to in BOXES:
+    for to in BOXES[seed // len(MAKERS) :: 2]:
         result = paucal.convert(made.place, to=to, output=tmp_path / to)
         require_equal(first, described(tmp_path / to), to, no_parts)
         crowds = sum(thing[2] for _, _, things in first.values() for thing in things)
@@ -312,7 +315,7 @@ def _labels(images) -> dict[bytes, list[str]]:
     return {np.asarray(images.store.read(n)).tobytes(): images.classes_of(n) for n in range(len(images))}
 
 
-def test_several_labels_and_built_in_images(tmp_path: Path):
+def test_several_labels_and_built_in_images(tmp_path: Path, monkeypatch):
     for n in range(4):
         Image.fromarray(np.full((8, 8, 3), 40 * n, np.uint8)).save(tmp_path / f"{n}.png")
     (tmp_path / "labels.csv").write_text("image,label\n0.png,a;b\n1.png,a\n2.png,\n3.png,b\n")
@@ -323,8 +326,11 @@ def test_several_labels_and_built_in_images(tmp_path: Path):
         assert _labels(open_images(out)) == _labels(first)
     with pytest.raises(UserError, match=r"'0\.png' has 2 classes, but folders need one class"):
         paucal.convert(tmp_path / "labels.csv", to="folders", output=tmp_path.parent / "never")
+    few = load_digits()
+    few.images, few.target = few.images[:75], few.target[:75]
+    monkeypatch.setattr(sklearn.datasets, "load_digits", lambda: few)
     digits = paucal.convert("digits", to="folders", output=tmp_path.parent / f"{tmp_path.name}-digits")
-    assert open_images(digits.folder).class_counts().tolist() == open_images("digits").class_counts().tolist()
+    assert open_images(digits.folder).class_counts().tolist() == np.bincount(few.target).tolist()
 
 
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="names of files are Unicode")

@@ -21,8 +21,8 @@ from paucal.verbs.explain.settings import ExplainSettings
 IMAGE = ExplainInput("a.png", np.zeros((16, 16, 3)), torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(0)))
 
 
-def dhvt(depth: int) -> TrainedModel:
-    arguments = {"depth": depth, "embed_dim": 32}
+def dhvt(depth: int, heads: int = 4) -> TrainedModel:
+    arguments = {"depth": depth, "embed_dim": 32, "num_heads": heads}
     spec = BackboneSpec("dhvt_tiny_cifar_patch4", 2, image_size=(16, 16), arguments=arguments)
     model = timm.create_model(spec.name, num_classes=2, **arguments).eval()
     preprocessing = Preprocessing((16, 16), 1.0, "bicubic", (0.5,) * 3, (0.2,) * 3)
@@ -65,7 +65,7 @@ def test_head_tokens__of_the_layers_that_are_asked_for(monkeypatch, depth, asked
 
 
 def test_heads__of_several_layers_are_a_picture_each():
-    model = dhvt(4)
+    model = dhvt(4, heads=2)
     assert list(heads_view(model, IMAGE, ExplainSettings())) == ["attention"]
     assert list(heads_view(model, IMAGE, ExplainSettings(layer=[2]))) == ["attention"]
     both = heads_view(model, IMAGE, ExplainSettings(layer=["blocks.3.attn", 1], token=["0,0", "class"]))

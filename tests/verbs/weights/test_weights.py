@@ -90,8 +90,8 @@ def test_archive__is_carried_and_raced(file, tmp_path, monkeypatch):
     paucal.add_weights(archive)
     assert read_timm(NAME).tree["conv1.0.weight"].dtype == torch.float16
     assert starts.choose_weights(None, "cpu", 64).candidates == ("resnet10t.c3_in1k", NAME)
-    data = photos(tmp_path / "photos", each=40)
-    run = paucal.train(data, epochs=0, img_size=64, workers=0, output=tmp_path / "run").folder
+    data = photos(tmp_path / "photos", each=15)
+    run = paucal.train(data, epochs=0, img_size=32, workers=0, output=tmp_path / "run").folder
     race = json.loads((run / "rungs.json").read_text())["race"]
     assert [step["name"] for step in race] == ["resnet10t.c3_in1k", NAME]
     assert paucal.remove_weights(NAME) > 0
