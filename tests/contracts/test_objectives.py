@@ -64,9 +64,9 @@ def a_batch(objective: Objective, n: int = 4) -> Batch:
 
 @pytest.mark.parametrize("name", FALLING)
 def test_training__lowers_every_loss(name, tmp_path):
-    outcome = toys.train(toys.make(name), tmp_path, epochs=5)
+    outcome = toys.train(toys.make(name), tmp_path, epochs=8)
     assert outcome.finished
-    assert len(outcome.rows) == 5
+    assert len(outcome.rows) == 8
     losses = [column for column in outcome.rows[0] if column.startswith("train_")]
     assert len(losses) >= (2 if name == "diet" else 3)
     for column in losses:
