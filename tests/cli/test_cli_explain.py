@@ -2,8 +2,6 @@
 
 import csv
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +16,10 @@ from cli.calls import QUICK, failure, make_photos
 from paucal import explain
 from paucal.cli.main import main
 from paucal.explain.features import feature_colours
-from paucal.explain.figures.pictures import visible_region
+from paucal.explain.figures.pictures import figure_to_bytes, visible_region
 from paucal.runs import RunFolder
 from paucal.types import UserError
+from paucal.verbs.explain import writing
 from paucal.verbs.explain.attention import features_figures
 from paucal.verbs.explain.attribution import class_numbers
 from paucal.verbs.explain.inputs import ExplainInput, view_of
@@ -39,15 +38,20 @@ def test_explain__draws_what_is_asked_for(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    drawing: Callable[[], AbstractContextManager[None]],
 ) -> None:
-    write = Pictures.write
+    write, to_bytes, labels = Pictures.write, writing.figure_to_bytes, [""]
 
-    def write_each_kind_once(pictures: Pictures, label: str, figure: Figure) -> None:
-        with nullcontext() if label.startswith("1_") else drawing():
-            write(pictures, label, figure)
+    def write_with_label(pictures: Pictures, label: str, figure: Figure) -> None:
+        labels.append(label)
+        write(pictures, label, figure)
 
-    monkeypatch.setattr(Pictures, "write", write_each_kind_once)
+    def draw_each_kind_once(figure: Figure, file_format: str) -> bytes:
+        label = labels[-1]
+        wanted = label == "sheet" if file_format == "svg" else not label.startswith("1_")
+        return (figure_to_bytes if wanted else to_bytes)(figure, file_format)
+
+    monkeypatch.setattr(Pictures, "write", write_with_label)
+    monkeypatch.setattr(writing, "figure_to_bytes", draw_each_kind_once)
     photos = trained / "photos" / "class0"
     words = [str(photos / "0.png"), str(photos / "1.png")]
     shown = ["attribution", "attention", "rollout", "features", "tokens", "entropy", "matches"]

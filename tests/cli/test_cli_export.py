@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 import paucal
+from cli.calls import failure
 from paucal.cli.main import main
 from paucal.export import formats
 from paucal.export.formats import GRAPHS
@@ -77,6 +78,8 @@ def test_predict__takes_an_onnx_model(run, exported, tmp_path, capsys):
         assert main(["predict", str(source), str(tmp_path / "photo.png")]) == 0
         said.append(capsys.readouterr().out.splitlines()[1].split(",")[:2])
     assert said[0] == said[1]
+    words = failure(capsys, "predict", source, tmp_path / "photo.png", "--features", tmp_path / "features.parquet")
+    assert "features cannot be read" in words
 
 
 def test_export__with_preprocessing_takes_bytes_and_gives_probabilities(run, tmp_path):
