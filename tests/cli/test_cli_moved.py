@@ -69,7 +69,7 @@ def boxes_in_json(root: Path) -> list[str]:
 
 CASES = {
     "train": ([*TINY, "--epochs", "8"], [folder, listed, packed, joined]),
-    "pretrain": ([*TINY, "--epochs", "1", "-b", "4", *NARROW], [folder, packed]),
+    "pretrain": ([*TINY, "--epochs", "1", "-b", "4", *NARROW], [packed]),
     "segment": ([*SMALL, "--crops", "2", "--epochs", "2"], [scenes, scene_folders]),
     "detect": (DETECTOR, [boxes, boxes_in_json]),
 }
