@@ -1,4 +1,4 @@
-"""The command line as a person meets it first: help, the list of models, a whole run, and the same from Python."""
+"""The command line as a person meets it first: help, the list of models, and a whole run."""
 
 import json
 import runpy
@@ -9,7 +9,7 @@ import pytest
 import timm
 import yaml
 
-from cli.calls import QUICK, table
+from cli.calls import table
 from paucal.cli.main import COMMAND_SUMMARIES, main
 from paucal.methods import pretraining, training
 from paucal.methods.pretraining_settings import PretrainSettings
@@ -117,13 +117,6 @@ def test_train__the_test_part_is_stored_and_untouched_by_training(trained):
     assert judged == parts["test"]
 
 
-def test_train__is_reproducible(trained, tmp_path):
-    photos = trained / "photos"
-    assert main(["train", str(photos), *QUICK, "--output", str(tmp_path / "again")]) == 0
-    first, second = (path / "model.safetensors" for path in (trained / "run", tmp_path / "again"))
-    assert first.read_bytes() == second.read_bytes()
-
-
 def test_train__proposes_its_own_command_with_one_thing_changed(trained):
     steps = json.loads((trained / "run" / "summary.json").read_text())["next_steps"]
     again = next(step for step in steps if "--method supervised" in step).split("     #")[0].split()
@@ -143,22 +136,3 @@ def test_weights__load_strictly_in_plain_timm(trained):
         backbone["name"], num_classes=3, img_size=tuple(backbone["image_size"]), **backbone["arguments"]
     )
     model.load_state_dict(safetensors.torch.load_file(trained / "run" / "model.safetensors"))
-
-
-def test_python_train__equals_the_command(trained, tmp_path):
-    import paucal
-
-    result = paucal.train(
-        trained / "photos",
-        img_size=[16],
-        epochs=2,
-        workers=0,
-        model="vit_mini",
-        model_args=["depth=1"],
-        seed=1,
-        output=str(tmp_path / "run"),
-    )
-    same = json.loads((trained / "run/evaluation/test/metrics.json").read_text())
-    assert result.report.scores["top1"].value == same["scores"]["top1"]["value"]
-    with pytest.raises(TypeError, match="no setting 'epoch'"):
-        paucal.train("digits", epoch=3)

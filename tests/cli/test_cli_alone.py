@@ -63,7 +63,7 @@ def test_model_alone__is_a_start_and_no_run_to_go_on_with(alone, tmp_path, capsy
 
 def test_segmenter_alone__is_judged_as_its_run(tmp_path, capsys):
     scenes = make_scenes(tmp_path / "scenes")
-    assert call("segment", scenes, *SMALL, "--epochs", "1", "--output", tmp_path / "run") == 0
+    assert call("segment", scenes, *SMALL, "--crops", "1", "--epochs", "1", "--output", tmp_path / "run") == 0
     alone = given_away(tmp_path / "run", tmp_path / "alone")
     assert task_of(alone) == SEGMENTATION
     others = make_scenes(tmp_path / "others", 3, seed=4)

@@ -14,7 +14,8 @@ def photos(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     for name in ("a", "b"):
         (tmp_path / "photos" / name).mkdir(parents=True)
-        pixels = np.random.default_rng(0).integers(0, 255, (600, 700, 3), dtype=np.uint8)
+        squares = np.random.default_rng(0).integers(0, 255, (60, 70, 3), dtype=np.uint8)
+        pixels = squares.repeat(10, axis=0).repeat(10, axis=1)
         Image.fromarray(pixels).save(tmp_path / "photos" / name / "1.png")
     return tmp_path / "photos"
 

@@ -2,8 +2,6 @@
 
 import csv
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +12,13 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import paucal
-from cli.calls import QUICK, failure, make_photos
+from cli.calls import failure
 from paucal import explain
 from paucal.cli.main import main
 from paucal.explain.features import feature_colours
-from paucal.explain.figures.pictures import visible_region
-from paucal.runs import RunFolder
+from paucal.explain.figures.pictures import figure_to_bytes, visible_region
 from paucal.types import UserError
+from paucal.verbs.explain import writing
 from paucal.verbs.explain.attention import features_figures
 from paucal.verbs.explain.attribution import class_numbers
 from paucal.verbs.explain.inputs import ExplainInput, view_of
@@ -39,15 +37,20 @@ def test_explain__draws_what_is_asked_for(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    drawing: Callable[[], AbstractContextManager[None]],
 ) -> None:
-    write = Pictures.write
+    write, to_bytes, labels = Pictures.write, writing.figure_to_bytes, [""]
 
-    def write_each_kind_once(pictures: Pictures, label: str, figure: Figure) -> None:
-        with nullcontext() if label.startswith("1_") else drawing():
-            write(pictures, label, figure)
+    def write_with_label(pictures: Pictures, label: str, figure: Figure) -> None:
+        labels.append(label)
+        write(pictures, label, figure)
 
-    monkeypatch.setattr(Pictures, "write", write_each_kind_once)
+    def draw_each_kind_once(figure: Figure, file_format: str) -> bytes:
+        label = labels[-1]
+        wanted = label == "sheet" if file_format == "svg" else not label.startswith("1_")
+        return (figure_to_bytes if wanted else to_bytes)(figure, file_format)
+
+    monkeypatch.setattr(Pictures, "write", write_with_label)
+    monkeypatch.setattr(writing, "figure_to_bytes", draw_each_kind_once)
     photos = trained / "photos" / "class0"
     words = [str(photos / "0.png"), str(photos / "1.png")]
     shown = ["attribution", "attention", "rollout", "features", "tokens", "entropy", "matches"]
@@ -109,20 +112,6 @@ def test_explain__draws_several_queries_and_the_heads_of_several_models(trained:
         assert [float(row["bits"]) for row in own] == pytest.approx(expected["blocks.0.attn"].tolist(), abs=1e-4)
         tokens = explain.read_attention(model.module, view[None])[0].keys.shape[1]
         assert float(own[0]["even_bits"]) == pytest.approx(math.log2(tokens), abs=1e-4)
-
-
-def test_localization__of_a_run_without_validation_images_reads_the_last_state(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    photos, run = make_photos(tmp_path / "photos", each=6), tmp_path / "run"
-    words = ["--add", "drloc", "--val-fraction", "0", "--test-fraction", "0.3", "--model-args", "patch_size=4"]
-    assert main(["train", str(photos), *QUICK, *words, "--epochs", "1", "--output", str(run)]) == 0
-    assert not RunFolder(run).best.exists()
-    call = ["explain", str(run), str(photos / "class0" / "0.png"), "--show", "localization"]
-    assert main([*call, "--output", str(tmp_path / "out")]) == 0
-    RunFolder(run).last.unlink()
-    said = failure(capsys, *call)
-    assert "last.ckpt', which is missing: the file was removed, or the run has trained no step." in said
 
 
 def test_explain__shows_the_teachers_cells_beside_the_students(trained: Path, labelled: Path, tmp_path: Path) -> None:

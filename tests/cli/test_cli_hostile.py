@@ -158,7 +158,7 @@ def test_data_root__that_is_missing_is_said(tmp_path, capsys):
         ),
         (["train", "--model", "vit_mini", "--model-args", "depth=1000000000"], "is above the limit of 1,000"),
         (
-            ["train", "--img-size", "4096", "--model", "resnext101_64x4d", "-b", "64"],
+            ["train", "--img-size", "4096", "--model", "resnet18", "-b", "1024"],
             "images of 4096x4096 pixels needs",
         ),
         (["pretrain", "--local-crops", str(2**31)], "--local-crops has 2147483648"),

@@ -20,6 +20,7 @@ from paucal.types import UserError
 from tasks.detection.made import write_coco, write_voc
 
 STOP = ["--time-limit", "0.01s"]
+NARROW = ["--out-dim", "16", "--hidden-dim", "32", "--local-crops", "1"]
 DETECTOR = ["--model", "test_resnet", "--init", "none", "--img-size", "96", "-b", "2", "-j", "0", "--steps", "6"]
 DETECTOR += ["--pyramid-channels", "16", "--head-dim", "16", "--regions", "32", "--proposals", "64"]
 
@@ -68,7 +69,7 @@ def boxes_in_json(root: Path) -> list[str]:
 
 CASES = {
     "train": ([*TINY, "--epochs", "8"], [folder, listed, packed, joined]),
-    "pretrain": ([*TINY, "--epochs", "1", "-b", "4"], [folder, packed]),
+    "pretrain": ([*TINY, "--epochs", "1", "-b", "4", *NARROW], [packed]),
     "segment": ([*SMALL, "--crops", "2", "--epochs", "2"], [scenes, scene_folders]),
     "detect": (DETECTOR, [boxes, boxes_in_json]),
 }
@@ -92,16 +93,16 @@ def test_run__goes_on_where_its_images_have_moved(verb, make, tmp_path, monkeypa
     given = {word[2:].replace("-", "_") for word in data if word.startswith("--")}
     assert changed == given | ({"data"} if not data[0].startswith("--") else set())
     assert str(before) not in "".join(str(again["settings"][name]) for name in changed)
-    assert call(verb, "--resume", "run", *STOP) == 130  # the new place is stored
+    if make is CASES[verb][1][0]:  # the stored place is read as the given one was
+        assert call(verb, "--resume", "run", *STOP) == 130
 
 
-def test_moved_run__has_the_weights_of_one_that_was_never_stopped(tmp_path):
-    photos = make_photos(tmp_path / "photos")
-    assert call("train", photos, *QUICK, "--output", tmp_path / "whole") == 0
+def test_moved_run__has_the_weights_of_one_that_was_never_stopped(trained, tmp_path):
+    photos = make_photos(tmp_path / "photos")  # those of the whole run
     assert call("train", photos, *QUICK, *STOP, "--output", tmp_path / "run") == 130
     photos = photos.rename(tmp_path / "elsewhere")
     paucal.train(photos, resume=tmp_path / "run", time_limit="1h")
-    one, two = ((tmp_path / run / "model.safetensors").read_bytes() for run in ("whole", "run"))
+    one, two = ((base / "run" / "model.safetensors").read_bytes() for base in (trained, tmp_path))
     assert one == two
 
 

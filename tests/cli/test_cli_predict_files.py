@@ -200,7 +200,7 @@ def test_sheet__shows_each_class_from_the_surest_to_the_least_sure(trained, many
     assert "must end in .parquet" in failure(capsys, "predict", trained / "run", many, "--features", tmp_path / "f.csv")
 
 
-def test_features__of_a_backbone_alone_and_not_of_onnx(trained, many, tmp_path, capsys):
+def test_features__of_a_backbone_alone(trained, many, tmp_path, capsys):
     model = load_trained(trained / "run")
     bare = tmp_path / "bare"
     shutil.copytree(trained / "run", bare)
@@ -217,10 +217,6 @@ def test_features__of_a_backbone_alone_and_not_of_onnx(trained, many, tmp_path, 
     )
     assert "has no classifier" in failure(
         capsys, "predict", bare, many, "--features", tmp_path / "more.parquet", "--output", tmp_path / "a.csv"
-    )
-    assert call("export", trained / "run", "--format", "onnx", "--output", tmp_path / "out") == 0
-    assert "features cannot be read" in failure(
-        capsys, "predict", tmp_path / "out" / "model.onnx", many, "--features", tmp_path / "onnx.parquet"
     )
 
 

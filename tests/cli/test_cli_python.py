@@ -37,7 +37,8 @@ def stored(file: Path) -> Any:
 
 
 def test_train__gives_the_run_of_the_command(trained, tmp_path, capsys):
-    run = paucal.train(trained / "photos", epochs=2, output=tmp_path / "run", **TINY)
+    lists = {"img_size": [16], "model_args": ["depth=1"]}
+    run = paucal.train(trained / "photos", epochs=2, output=tmp_path / "run", **{**TINY, **lists})
     assert capsys.readouterr() == ("", "")
     report = stored(trained / "run/evaluation/test/metrics.json")
     assert run.metrics == {name: score["value"] for name, score in report["scores"].items()}

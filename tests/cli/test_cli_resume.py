@@ -13,21 +13,22 @@ def test_resume__of_a_finished_run_is_refused(trained, capsys):
     assert "remove --lr" in failure(capsys, "train", "--resume", trained / "run", "--lr", "1")
 
 
-def test_time_limit__stops_saves_and_says_how_to_go_on(tmp_path, capsys):
-    run = tmp_path / "run"
-    assert main(["train", *QUICK, "--time-limit", "0.01s", "--output", str(run)]) == 130
+def test_time_limit__stops_saves_and_says_how_to_go_on(trained, tmp_path, capsys):
+    run, photos = tmp_path / "run", str(trained / "photos")
+    assert main(["train", photos, *QUICK, "--time-limit", "0.01s", "--output", str(run)]) == 130
     assert f"paucal train --resume {run}" in capsys.readouterr().out
     assert (run / "checkpoints" / "last.ckpt").exists()
     assert not (run / "summary.json").exists()
     assert main(["train", "--resume", str(run), "--time-limit", "1h"]) == 0
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert (config["settings"]["time_limit"], config["origin"]["time_limit"]) == ("1h", "flag of --resume")
-    assert "--time-limit is 'soon', expected a time such as 10m" in failure(capsys, "train", "--time-limit", "soon")
+    message = failure(capsys, "train", photos, *QUICK, "--time-limit", "soon")
+    assert "--time-limit is 'soon', expected a time such as 10m" in message
 
 
-def test_resume__refuses_what_would_change_the_result(tmp_path, capsys):
+def test_resume__refuses_what_would_change_the_result(trained, tmp_path, capsys):
     run = tmp_path / "run"
-    main(["train", *QUICK, "--time-limit", "0.01s", "--output", str(run)])
+    assert main(["train", str(trained / "photos"), *QUICK, "--time-limit", "0.01s", "--output", str(run)]) == 130
     capsys.readouterr()
     before = (run / "config.yaml").read_bytes()
     message = failure(capsys, "train", "--resume", run, "--lr", "1", "--epochs", "9")
@@ -86,8 +87,8 @@ def test_print_config__prints_what_config_reads_and_writes_nothing(trained, tmp_
     assert (tmp_path / "run/model.safetensors").read_bytes() == (trained / "run/model.safetensors").read_bytes()
 
 
-def test_recipe__is_stored_as_the_origin(tmp_path, capsys):
-    assert main(["train", *QUICK, "--recipe", "small-images", "--print-config"]) == 0
+def test_recipe__is_stored_as_the_origin(trained, capsys):
+    assert main(["train", str(trained / "photos"), *QUICK, "--recipe", "small-images", "--print-config"]) == 0
     assert "batch_size: 64  # recipe small-images" in capsys.readouterr().out
     assert main(["recipes"]) == 0
     assert "drloc-scratch-reference" in capsys.readouterr().out

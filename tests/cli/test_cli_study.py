@@ -1,6 +1,7 @@
 """`paucal study` as people call it."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 
 import paucal
 from cli.calls import call, failure, make_photos, table
+from cli.studied import shrink
+from paucal.studies.study import Study
 from paucal.types import UserError
 
 
@@ -61,13 +64,18 @@ def test_study__of_facts_is_the_table_itself(capsys, monkeypatch):
         paucal.study("dhvt-table-6")
 
 
+def _shortened(study: Study) -> Study:
+    return replace(study, scales={"tiny": replace(study.scales["tiny"], epochs=2)})
+
+
 def test_study__trains_and_prints_published_beside_measured(photos, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
+    shrink(monkeypatch, ["drloc-table-9"], _shortened)
     out = tmp_path / "study"
     words = ["study", "drloc-table-9", "--data", photos, "--output", out, "--workers", "0"]
     assert call(*words) == 0
     said = capsys.readouterr().out
-    assert "drloc-table-9 with stand-ins: 2 training runs, 32 pixels, 8 epochs" in said
+    assert "drloc-table-9 with stand-ins: 2 training runs, 32 pixels, 2 epochs" in said
     assert "2 runs to compute with 1 worker, about" in said
     assert "CIFAR-100, Infograph, which differ only in their data, are not run" in said
     assert "stand-ins on photos" in said

@@ -67,6 +67,16 @@ def test_resume__of_such_a_run_ends_where_the_whole_one_does(unselected, tmp_pat
     assert one == two
 
 
+def test_localization__of_such_a_run_reads_the_last_state(unselected, tmp_path, capsys):
+    run = RunFolder(shutil.copytree(unselected / "run", tmp_path / "run"))
+    assert not run.best.exists()
+    words = ["explain", run.path, unselected / "photos/class0/0.png", "--show", "localization"]
+    assert call(*words, "--output", tmp_path / "out") == 0
+    run.last.unlink()
+    said = failure(capsys, *words, "--output", tmp_path / "none")
+    assert "last.ckpt', which is missing: the file was removed, or the run has trained no step." in said
+
+
 def test_labels__of_a_teacher_that_knows_the_validation_images_lead_to_a_run_without(labelled, capsys, tmp_path):
     shutil.copytree(labelled / "maps", tmp_path / "maps")
     maps = json.loads((tmp_path / "maps" / "index.json").read_text())
