@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from paucal.metrics.regression import conformal_half_width
-from paucal.models.features import StageClassifierInputs
+from paucal.models.features import StageClassifierInputExtractor
 from paucal.models.named import open_named
 from paucal.models.regression import INTERVAL_LEVEL
 from paucal.tasks.regression.fitting import fit_ridge
@@ -37,7 +37,7 @@ def read_features(paths: list[Path], name: str, side: int) -> np.ndarray:
     model = open_named(name, "cpu", [side])
     whole = replace(model.card.preprocessing, crop_ratio=1.0, resize="squash")  # a crop would leave cells out
     model = replace(model, card=replace(model.card, preprocessing=whole))
-    reader, pieces = StageClassifierInputs(model.module, (side, side)).eval(), []
+    reader, pieces = StageClassifierInputExtractor(model.module, (side, side)).eval(), []
     with torch.inference_mode():
         for place in range(0, len(paths), AT_ONCE):
             pieces.append(reader(model.prepared([Image.open(path) for path in paths[place : place + AT_ONCE]])))

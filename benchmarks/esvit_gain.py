@@ -43,7 +43,7 @@ def export(source: str, folder: Path, train: int, test: int) -> None:
     images = open_images(source)
     draw = np.random.default_rng(0)
     for part, count in (("train", train), ("test", test)):
-        rows = np.flatnonzero(np.asarray(images.declared) == part)
+        rows = np.flatnonzero(np.asarray(images.declared_splits) == part)
         for row in draw.permutation(rows)[:count].tolist():
             target = folder / part / images.classes[images.labels[row]] / f"{row}.png"
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def features(model: TrainedModel, data: Path, part: str) -> tuple[torch.Tensor, 
     images = open_images(str(data))
     backbone = FeatureBackbone(model.module, model.card.preprocessing.image_size).eval()
     transform = model.card.preprocessing.transform()
-    rows = np.flatnonzero(np.asarray(images.declared) == part)
+    rows = np.flatnonzero(np.asarray(images.declared_splits) == part)
     found = []
     for start in range(0, len(rows), 256):
         batch = torch.stack([transform(images.store.read(int(row)))[0] for row in rows[start : start + 256]])

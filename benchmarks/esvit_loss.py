@@ -53,7 +53,7 @@ class Inputs:
         for head in self.heads:
             plain = PlainHead(DIM, len(head.last_layer.weight_v)).to(self.device)
             plain.mlp.load_state_dict(head.mlp.state_dict())
-            plain.last_layer.weight = head.last_layer.directions().detach()  # the parametrization takes it apart
+            plain.last_layer.weight = head.last_layer.scaled_prototypes().detach()  # the parametrization takes it apart
             lengths, _ = plain.last_layer.parameters()
             lengths.requires_grad_(False)
             heads.append(plain)
@@ -66,8 +66,10 @@ def our_step(given: Inputs) -> Callable[[], Tensor]:
 
     def task(head: ProjectionHead, teacher: ProjectionHead, rows: Tensor, goal: Tensor, targets: Targets) -> EsvitTask:
         with torch.no_grad():
-            aim, prototypes = teacher.project(goal), teacher.last_layer.directions()
-        return EsvitTask(head.project(rows), head.last_layer.directions(), aim, prototypes, given.centre, targets)
+            aim, prototypes = teacher.project(goal), teacher.last_layer.scaled_prototypes()
+        return EsvitTask(
+            head.project(rows), head.last_layer.scaled_prototypes(), aim, prototypes, given.centre, targets
+        )
 
     def step() -> Tensor:
         targets = view_targets(given.images, 2, len(COUNTS), given.device)

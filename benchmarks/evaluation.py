@@ -28,13 +28,13 @@ from paucal.backbones import BackboneSpec
 from paucal.data.loader import make_eval_loader
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import make_split
-from paucal.evaluation.protocols.data import evaluation_data, limit
+from paucal.evaluation.protocols.data import evaluation_data, limit_split_sizes
 from paucal.evaluation.protocols.features import POOLED, Extraction, FeatureCache, extract
 from paucal.evaluation.protocols.knn import nearest
 from paucal.evaluation.protocols.logistic import (
     N_GRID_POINTS,
     SearchResult,
-    Solver,
+    SolverSettings,
     fit_selected,
     search_strength,
     strength_at,
@@ -68,11 +68,11 @@ def sweep(score: Callable[[float], float]) -> SearchResult:
 def measure_search(device: str, most: int) -> dict[str, Any]:
     """Time the search and the sweep once each: they take long, and differ by a factor."""
     images = open_images("digits")
-    data = limit(evaluation_data(images, make_split(images, 0, val_fraction=0.2)), most, 0)
+    data = limit_split_sizes(evaluation_data(images, make_split(images, 0, val_fraction=0.2)), most, 0)
     features = extract(toy_subject(device), images, data.used, [POOLED], Extraction())[POOLED].to(device)
     labels = data.labels[torch.from_numpy(data.used)]
     train, val = ((features[data.rows(part)], labels[data.rows(part)]) for part in ("train", "val"))
-    solver = Solver("torch" if device == "cuda" else "sklearn")
+    solver = SolverSettings("torch" if device == "cuda" else "sklearn")
     found, seconds = {}, {}
     for name, search in (("search", search_strength), ("sweep", sweep)):
         begin = clock()

@@ -29,7 +29,7 @@ RESULTS = Path(__file__).parent / "results" / "explaining"
 def test_images(data: str, model: TrainedModel, count: int) -> tuple[ImageSet, np.ndarray]:
     """Return the set and the positions of `count` images of its test part, spread over it, the classes in turns."""
     images = open_images(data).with_classes(model.classes)
-    held_out = np.flatnonzero(np.asarray(images.declared) == "test")
+    held_out = np.flatnonzero(np.asarray(images.declared_splits) == "test")
     spread = held_out[np.linspace(0, len(held_out) - 1, count).round().astype(int)]
     return images, np.random.default_rng(0).permutation(spread)  # a batch of one class would have nothing to paste
 

@@ -21,7 +21,7 @@ from few_shot import drawn
 from few_shot_features import NETWORKS, features
 from measuring import store, surroundings
 from paucal.metrics.intervals import cross_validated
-from paucal.tasks.classification.auto_tune.head_race import race_heads
+from paucal.tasks.classification.auto_tune.head_race import compare_heads
 
 MOST = 10_000  # images of a class in a part: all of them
 TRUTHS = ("all other images", "all other images, classes alike")
@@ -30,7 +30,7 @@ TRUTHS = ("all other images", "all other images, classes alike")
 def judged(found: dict[str, Tensor], per_class: int, seed: int) -> dict[str, Any]:
     """Return the cross-validated accuracy of one draw with its interval, and the true accuracies, all in percent."""
     draw = drawn(found, per_class, seed)
-    race = race_heads(
+    race = compare_heads(
         draw.last()[draw.rows], draw.staged()[draw.rows], draw.labels, draw.n_classes, draw.probe.strength, seed
     )
     head, values = (draw.probe, draw.last()) if race.head is None else (race.head, draw.staged())

@@ -26,9 +26,9 @@ from few_shot_features import NETWORKS, features
 from measuring import store, surroundings
 from paucal.backbones.stage_classifier import N_STAGES
 from paucal.evaluation.protocols.classifier import LinearClassifier
-from paucal.tasks.classification.auto_tune.head_race import race_heads
+from paucal.tasks.classification.auto_tune.head_race import compare_heads
 from paucal.tasks.classification.auto_tune.heads import HEADS, fit_gaussian, fit_mixture
-from paucal.tasks.classification.auto_tune.probe import FitHead, Head, fit_head, fit_regression, standardise
+from paucal.tasks.classification.auto_tune.probe import FitHead, Head, fit_head, fit_logistic_regression, standardise
 
 TODAY, RACE = "today", "race"
 
@@ -105,7 +105,7 @@ def weighted(select: Callable[[Draw], list[Tensor]], share: float) -> Scores:
             torch.cat([w * (values[which] - one.mean) / one.deviation for one, values, w in parts], 1)
             for which in (draw.rows, draw.others)
         )
-        return fit_regression(rows, draw.labels, draw.n_classes, draw.probe.strength).scores(others)
+        return fit_logistic_regression(rows, draw.labels, draw.n_classes, draw.probe.strength).scores(others)
 
     return scores
 
@@ -127,7 +127,7 @@ def mirrored(fit: FitHead, both_sides: bool) -> Scores:
 def mirrored_logistic(both_sides: bool) -> Scores:
     """Return the test scores of logistic regression on two views, with today's penalty for twice as many rows."""
     return lambda draw: mirrored(
-        lambda rows, labels, n: fit_regression(rows, labels, n, 2 * draw.probe.strength), both_sides
+        lambda rows, labels, n: fit_logistic_regression(rows, labels, n, 2 * draw.probe.strength), both_sides
     )(draw)
 
 
@@ -186,7 +186,7 @@ def judged(draw: Draw, heads: dict[str, Scores]) -> dict[str, Any]:
 
     today = accuracy(draw.probe.scores(draw.last()[draw.others]))
     start_time = time.perf_counter()
-    race = race_heads(
+    race = compare_heads(
         draw.last()[draw.rows],
         draw.staged()[draw.rows],
         draw.labels,

@@ -25,8 +25,8 @@ from torch import Tensor
 from few_shot_features import BATCH, NETWORKS, chosen_rows, frozen_network
 from measuring import store, surroundings
 from paucal.data.sources.opening import open_images
-from paucal.models.features import StageClassifierInputs
-from paucal.tasks.classification.auto_tune.head_race import race_heads
+from paucal.models.features import StageClassifierInputExtractor
+from paucal.tasks.classification.auto_tune.head_race import compare_heads
 from paucal.tasks.classification.auto_tune.probe import Head, fit_head
 from paucal.types import FeatureRequest
 
@@ -44,7 +44,10 @@ def features(source: str, model: str, work: Path, train: int, test: int, cells: 
     parts = {part: chosen_rows(images, part, most) for part, most in (("train", train), ("test", test))}
     rows = np.concatenate(list(parts.values()))
     backbone, preprocessing = frozen_network(model, classes=2)  # which features are read before
-    transform, inputs = preprocessing.transform(), StageClassifierInputs(backbone.model, preprocessing.image_size)
+    transform, inputs = (
+        preprocessing.transform(),
+        StageClassifierInputExtractor(backbone.model, preprocessing.image_size),
+    )
     found: dict[str, list[Tensor]] = {"staged": [], "cells": []}
     with torch.inference_mode():
         for start in range(0, len(rows), BATCH):
@@ -105,7 +108,7 @@ def judged(found: dict[str, Tensor], second: Tensor | None, per_class: int, seed
     answers = {TODAY: probe.scores(staged[others, :WIDTH])}
 
     def raced(last: Tensor, whole: Tensor, strength: float) -> Tensor | None:
-        race = race_heads(last[rows], whole[rows], targets, n_classes, strength, seed)
+        race = compare_heads(last[rows], whole[rows], targets, n_classes, strength, seed)
         return None if race.head is None else race.head.scores(whole[others])
 
     won = raced(staged[:, :WIDTH], staged, probe.strength)

@@ -32,7 +32,7 @@ BATCH = 16
 def chosen_rows(images: ImageSet, part: str, per_class: int, seed: int = 0) -> np.ndarray:
     """Return ascending positions of at most `per_class` images of each class of a part, drawn by a seed."""
     draw = np.random.default_rng(seed)
-    own = np.flatnonzero(np.asarray(images.declared) == part)
+    own = np.flatnonzero(np.asarray(images.declared_splits) == part)
     rows = [draw.permutation(own[images.labels[own] == label])[:per_class] for label in range(len(images.classes))]
     return np.sort(np.concatenate(rows))
 
@@ -75,7 +75,7 @@ def features(source: str, model: str, work: Path, train: int, test: int) -> dict
         return load_file(kept)
     images = open_images(source)
     parts = {"train": train, "val": test, "test": test}
-    declared = {part: chosen_rows(images, part, most) for part, most in parts.items() if part in images.declared}
+    declared = {part: chosen_rows(images, part, most) for part, most in parts.items() if part in images.declared_splits}
     rows = np.concatenate(list(declared.values()))
     backbone, preprocessing = frozen_network(model)
     transform = preprocessing.transform()

@@ -27,12 +27,18 @@ from torch import Tensor
 from few_shot_features import NETWORKS, features
 from measuring import store, surroundings
 from paucal.tasks.classification.auto_tune.heads import fit_mixture
-from paucal.tasks.classification.auto_tune.probe import DEFAULT_STRENGTH, fit_regression
-from paucal.verbs.next.selection import choose_images, directions, herd, margin_uncertainty, similarities
+from paucal.tasks.classification.auto_tune.probe import DEFAULT_STRENGTH, fit_logistic_regression
+from paucal.verbs.next.selection import (
+    choose_greedily,
+    choose_images,
+    margin_uncertainty,
+    project_to_axes,
+    similarities,
+)
 
 START, GOAL = 3, 0.85
 RANDOM_ORDERS = 10  # random choices per seed
-HEAD = {"logistic": lambda rows, labels, count: fit_regression(rows, labels, count, DEFAULT_STRENGTH)}
+HEAD = {"logistic": lambda rows, labels, count: fit_logistic_regression(rows, labels, count, DEFAULT_STRENGTH)}
 
 
 @dataclass(frozen=True)
@@ -126,8 +132,8 @@ def by_typicality(pool: Pool, count: int) -> list[int]:
 
 def by_coverage(pool: Pool, count: int) -> list[int]:
     """Choose what covers most images, whatever the model is sure of (MaxHerding: Bae et al., ECCV 2024)."""
-    similar = similarities(*directions(pool.vectors, pool.known))
-    return herd(torch.ones(len(pool.vectors)), *similar, count)[0]
+    similar = similarities(*project_to_axes(pool.vectors, pool.known))
+    return choose_greedily(torch.ones(len(pool.vectors)), *similar, count)[0]
 
 
 def as_next(random_share: float) -> Way:

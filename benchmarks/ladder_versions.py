@@ -32,7 +32,7 @@ def export_unseen(source: str, folder: Path, train: int, most: int) -> None:
     if (folder / "done").exists():
         return
     images = open_images(source)
-    declared = np.asarray(images.declared)
+    declared = np.asarray(images.declared_splits)
     unseen = np.random.default_rng(0).permutation(np.flatnonzero(declared == "train"))[train:]
     for row in [*np.flatnonzero(declared == "val"), *unseen][:most]:
         target = folder / images.classes[images.labels[row]] / f"{row}.png"

@@ -23,7 +23,7 @@ from paucal.backbones import BackboneSpec
 from paucal.data.loader import make_eval_loader
 from paucal.data.sources.opening import open_images
 from paucal.evaluation.predictions import predict_in_order
-from paucal.models.features import ClassifierInputs
+from paucal.models.features import ClassifierInputExtractor
 from paucal.models.named import open_named
 from paucal.models.precision import MIN_COSINE, MIN_SPEEDUP, bfloat16_flags
 from paucal.models.preprocessing import Preprocessing
@@ -51,8 +51,10 @@ def row_of(name: str, source: str, rounds: int, batch: int, counts: tuple[int, i
         trained = open_named(name, "cpu", [SIDE], "--model")
         network, preprocess = trained.module, trained.card.preprocessing
     images = open_images(source)
-    rows = np.random.default_rng(0).permutation(np.flatnonzero(np.asarray(images.declared) == "train"))[: sum(counts)]
-    inputs = ClassifierInputs(network).eval()
+    rows = np.random.default_rng(0).permutation(np.flatnonzero(np.asarray(images.declared_splits) == "train"))[
+        : sum(counts)
+    ]
+    inputs = ClassifierInputExtractor(network).eval()
 
     def features(autocast: torch.dtype | None) -> Tensor:
         loader = make_eval_loader(images, rows, preprocess.transform(), batch)

@@ -56,7 +56,7 @@ def work(system: str, folder: Path, port: int, count: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from paucal.runs.ledger import LedgerWriter, Start
+    from paucal.runs.ledger import LedgerWriter, StartRecord
 
     inherited = memory()
     dist.init_process_group("gloo")
@@ -65,7 +65,7 @@ def work(system: str, folder: Path, port: int, count: int) -> None:
     saved = torch.load(path, weights_only=False) if path.exists() else {"step": 0, "states": None}  # our own file
     step = saved["step"]
     reader = READERS[system](folder, rank, world, port, count, saved["states"], step)
-    writer = LedgerWriter(folder, Start(int(os.environ["START"]), rank, world, step, BATCH, count // BATCH))
+    writer = LedgerWriter(folder, StartRecord(int(os.environ["START"]), rank, world, step, BATCH, count // BATCH))
     batches = reader.batches()
     begin, spent, read = time.monotonic(), time.process_time(), 0
     while True:

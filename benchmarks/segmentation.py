@@ -21,7 +21,7 @@ from paucal.runner.resuming import stored_settings
 from paucal.runs import open_run
 from paucal.settings.options import setting_fields
 from paucal.tasks.segmentation.images import SegmentationData, open_segmentation_data
-from paucal.tasks.segmentation.scores import SegmentationReport, Tally, segmentation_report
+from paucal.tasks.segmentation.scores import PixelCounts, SegmentationReport, segmentation_report
 from paucal.tasks.segmentation.settings import SegmentSettings
 
 PLACES = ("data", "images", "masks", "output", "split", "classes")  # settings
@@ -60,15 +60,17 @@ def threshold(prepared: SegmentationData, radii: tuple[float, ...]) -> tuple[dic
     """Return the threshold that is best on the training images, and what it reaches on the test images."""
     best: tuple[float, float, int, bool] = (-1.0, 0.0, 0, True)
     for radius in radii:
-        counts = np.sum([histogram(prepared, index, radius) for index in prepared.part("train").tolist()], axis=0)
+        counts = np.sum(
+            [histogram(prepared, index, radius) for index in prepared.split_indices("train").tolist()], axis=0
+        )
         for level in range(1, 256):
             for above in (True, False):
                 score = value_of(PixelScores([at_level(counts, level, above)]).mean_iou, 1)
                 best = max(best, (score, radius, level, above))
     score, radius, level, above = best
     tallies = [
-        Tally(index, at_level(histogram(prepared, index, radius), level, above))
-        for index in prepared.part("test").tolist()
+        PixelCounts(index, at_level(histogram(prepared, index, radius), level, above))
+        for index in prepared.split_indices("test").tolist()
     ]
     how = {"radius": radius, "level": level, "second_class_is_above": above, "train_mean_iou": score}
     return how, segmentation_report(tallies, prepared.images.classes)

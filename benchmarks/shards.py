@@ -132,7 +132,7 @@ def processes(folder: Path) -> dict[str, Any]:
     shown, begin = np.zeros(len(images), dtype=np.int64), time.perf_counter()
     for rank in range(2):
         steps = len(images) // (2 * BATCH)
-        sampler = StepSampler(np.arange(len(images)), BATCH, steps, 0, rank=rank, world=2, stream=images.stream)
+        sampler = StepSampler(np.arange(len(images)), BATCH, steps, 0, rank=rank, world_size=2, stream=images.stream)
         for step in sampler:
             shown[[key.index for key in step]] += 1
     return {"least": int(shown.min()), "most": int(shown.max()), "seconds": time.perf_counter() - begin}

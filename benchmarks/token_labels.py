@@ -22,8 +22,8 @@ from torch import Tensor
 
 from measuring import interleaved, ratio, store, surroundings
 from paucal.data.maps.reader import list_map_classes
-from paucal.data.maps.store import MapFacts, MapWriter
-from paucal.data.views.transforms import box_geometry
+from paucal.data.maps.store import LabelMapMetadata, MapWriter
+from paucal.data.views.transforms import crop_geometry
 from paucal.labeling import DenseTeacher
 from paucal.labeling.teacher import largest_logits
 from paucal.losses.label_targets import compact_maps, map_targets
@@ -40,7 +40,7 @@ def make_maps(options: argparse.Namespace, folder: Path) -> dict[str, Callable[[
     teacher = DenseTeacher(copy.deepcopy(model), (options.size, options.size))
     names = tuple(str(number) for number in range(CLASSES))
     keys = [str(number) for number in range(options.images)]
-    writer = MapWriter(folder, MapFacts("a teacher", names, teacher.grid, TOP), keys, keys)
+    writer = MapWriter(folder, LabelMapMetadata("a teacher", names, teacher.grid, TOP), keys, keys)
 
     @torch.inference_mode()
     def plainly() -> Tensor:
@@ -70,7 +70,7 @@ def make_batch(count: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
 def make_targets(options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     """Return our targets, from the loader's work on and without it, and the dense ones."""
     values, indices, boxes = make_batch(options.batch, options.device)
-    thetas = [box_geometry(tuple(box), (1, 1)) for box in boxes.tolist()]
+    thetas = [crop_geometry(tuple(box), (1, 1)) for box in boxes.tolist()]
     theta, on_cpu = torch.stack(thetas).to(options.device), indices.cpu()
 
     prepared = [part.to(options.device) for part in list_map_classes(on_cpu)]
@@ -97,7 +97,7 @@ def difference(steps: dict[str, Callable[[], Any]]) -> float:
 
 def storage() -> dict[str, int]:
     """Return bytes per image: 18x18 cells of k = 5, with 1000 classes as the published maps, and with up to 256."""
-    facts = {count: MapFacts("", tuple(map(str, range(count))), (GRID, GRID), TOP) for count in (CLASSES, 256)}
+    facts = {count: LabelMapMetadata("", tuple(map(str, range(count))), (GRID, GRID), TOP) for count in (CLASSES, 256)}
     return {f"{count} classes": fact.bytes_per_image for count, fact in facts.items()}
 
 

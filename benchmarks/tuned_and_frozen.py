@@ -30,8 +30,8 @@ from paucal.runner.loaders import eval_loader
 from paucal.runner.resuming import stored_settings
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
-from paucal.tasks.classification.auto_tune.first_model import classifier_width, frozen_features
-from paucal.tasks.classification.auto_tune.head_race import race_heads
+from paucal.tasks.classification.auto_tune.first_model import classifier_width, compute_frozen_features
+from paucal.tasks.classification.auto_tune.head_race import compare_heads
 from paucal.tasks.classification.auto_tune.heads import HEADS, fit_mixture
 from paucal.tasks.classification.auto_tune.probe import Head, fit_head
 
@@ -48,15 +48,15 @@ def average_of(run: RunFolder, setup: TrainingSetup) -> nn.Module:
 
 def heads_of(setup: TrainingSetup, module: nn.Module, unseen: SplitImages) -> dict[str, Pair]:
     """Return the logits of heads fitted to the features of a network's training images."""
-    train, val = setup.data.part("train"), setup.data.part("val")
+    train, val = setup.data.split_indices("train"), setup.data.split_indices("val")
     fed, settings = setup.card.preprocessing, setup.settings
-    own = frozen_features(module, setup.data, np.concatenate([train, val]), fed, settings, staged=True)
-    others = frozen_features(module, unseen, unseen.part("test"), fed, settings, staged=True)
+    own = compute_frozen_features(module, setup.data, np.concatenate([train, val]), fed, settings, staged=True)
+    others = compute_frozen_features(module, unseen, unseen.split_indices("test"), fed, settings, staged=True)
     features, judged = own[: len(train)], own[len(train) :]
     labels, count = torch.from_numpy(setup.data.images.labels)[train], len(setup.card.classes)
     width = classifier_width(module)
     last = fit_head(features[:, :width], labels, count, settings.seed)
-    race = race_heads(features[:, :width], features, labels, count, last.strength, settings.seed)
+    race = compare_heads(features[:, :width], features, labels, count, last.strength, settings.seed)
     found = {"fitted anew: last": (last.scores(judged[:, :width]), last.scores(others[:, :width]))}
     for name in HEADS:
         head = Head(*fit_mixture(features, labels, count, {name: 1.0}), last.strength, None)
@@ -79,7 +79,7 @@ def main() -> None:
     setup = assemble(*stored_settings(run, TrainSettings, "train"), SilentConsole().progress, run)
     images = open_images(options.unseen)
     unseen = SplitImages(images, Split(np.full(len(images), "test", dtype="<U6"), ""))
-    parts = (setup.data, setup.data.part("val")), (unseen, unseen.part("test"))
+    parts = (setup.data, setup.data.split_indices("val")), (unseen, unseen.split_indices("test"))
     truth = [torch.from_numpy(data.images.labels)[rows] for data, rows in parts]
 
     def logits_of(module: nn.Module) -> Pair:

@@ -36,15 +36,15 @@ from labelling import parts
 from measuring import store, surroundings
 from paucal.backbones.stage_classifier import N_STAGES
 from paucal.evaluation.familiarity import fit_familiarity
-from paucal.tasks.classification.auto_tune.head_race import race_heads
+from paucal.tasks.classification.auto_tune.head_race import compare_heads
 from paucal.tasks.classification.auto_tune.probe import Head, fit_head
 from paucal.tasks.classification.auto_tune.unlabelled_head import (
     GAUSSIAN_HEAD,
     LABELS_ALONE,
+    compare_unlabelled_heads,
+    compute_principal_axes,
     fit_heads,
     make_base_fit,
-    make_pool,
-    race_unlabelled,
 )
 from processor_time import run_command
 
@@ -160,8 +160,8 @@ def measured(
     staged = staged_features(found)
     own_labels, last = labels[pool][labelled], found["last"][pool][labelled]
     head = fit_head(last, own_labels, classes, seed)
-    race = race_heads(last, staged[pool][labelled], own_labels, classes, head.strength, seed)
-    step = race_unlabelled(
+    race = compare_heads(last, staged[pool][labelled], own_labels, classes, head.strength, seed)
+    step = compare_unlabelled_heads(
         *(staged[pool][labelled], own_labels, classes, staged[pool][others]), make_base_fit(race, head, classes), seed
     )
     scores = {"last features alone": accuracy(head.scores(found["last"][judged]))}
@@ -172,12 +172,12 @@ def measured(
     if step.weight is not None and step.bias is not None:
         scores[STEP] = accuracy(staged[judged] @ step.weight.T + step.bias)
     given, fit = (staged[pool][labelled], own_labels, classes), make_base_fit(race, head, classes)
-    for name, (weight, bias) in fit_heads(*given, make_pool(staged[pool][others]), fit).items():
+    for name, (weight, bias) in fit_heads(*given, compute_principal_axes(staged[pool][others]), fit).items():
         if name != LABELS_ALONE:
             scores[f"{name}, always"] = accuracy(staged[judged] @ weight.T + bias)
     if strangers is not None:
         for name, more in planted(given[0], staged[pool][others], staged_features(strangers), last.shape[1]).items():
-            weight, bias = fit_heads(*given, make_pool(more), fit)[GAUSSIAN_HEAD]
+            weight, bias = fit_heads(*given, compute_principal_axes(more), fit)[GAUSSIAN_HEAD]
             scores[name] = accuracy(staged[judged] @ weight.T + bias)
     if options.ways:
         scores |= soft_targets(found["last"].double(), labels, pool, judged, labelled, others, head)

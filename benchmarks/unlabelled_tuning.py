@@ -41,9 +41,14 @@ from paucal.data.views.transforms import TrainTransform, ViewTransform
 from paucal.losses.diet import diet_loss
 from paucal.losses.lejepa import unit_directions
 from paucal.losses.visreg import visreg_loss
-from paucal.tasks.classification.auto_tune.head_race import RaceResult, race_heads
+from paucal.tasks.classification.auto_tune.head_race import HeadComparison, compare_heads
 from paucal.tasks.classification.auto_tune.probe import fit_head
-from paucal.tasks.classification.auto_tune.unlabelled_head import GAUSSIAN_HEAD, fit_heads, make_base_fit, make_pool
+from paucal.tasks.classification.auto_tune.unlabelled_head import (
+    GAUSSIAN_HEAD,
+    compute_principal_axes,
+    fit_heads,
+    make_base_fit,
+)
 from unlabelled import staged_features
 
 FROZEN, VIEWS, BATCH = 4, 2, 32  # stages, stored views of each image, images of a step
@@ -104,9 +109,9 @@ class Stored:
             )
         labels, classes = self.labels.repeat(VIEWS), self.targets.shape[1]
         head = fit_head(given, labels, classes, seed)
-        weight, bias = fit_heads(given, labels, classes, make_pool(more), make_base_fit(RaceResult(), head, classes))[
-            GAUSSIAN_HEAD
-        ]
+        weight, bias = fit_heads(
+            given, labels, classes, compute_principal_axes(more), make_base_fit(HeadComparison(), head, classes)
+        )[GAUSSIAN_HEAD]
         return {"logistic": self.accuracy(head.scores(judged)), "Gaussian": self.accuracy(judged @ weight.T + bias)}
 
 
@@ -200,12 +205,14 @@ def stored_images(
     given, more = pool[drawn], draw.permutation(pool[np.setdiff1d(np.arange(len(pool)), drawn)])[: options.unlabelled]
     staged, last = staged_features(found), found["last"]
     head = fit_head(last[given], labels[given], classes, seed)
-    race = race_heads(last[given], staged[given], labels[given], classes, head.strength, seed)
+    race = compare_heads(last[given], staged[given], labels[given], classes, head.strength, seed)
     fit = make_base_fit(race, head, classes)
-    weight, bias = fit_heads(staged[given], labels[given], classes, make_pool(staged[more]), fit)[GAUSSIAN_HEAD]
+    weight, bias = fit_heads(staged[given], labels[given], classes, compute_principal_axes(staged[more]), fit)[
+        GAUSSIAN_HEAD
+    ]
     right = ((staged[judged] @ weight.T + bias).argmax(1) == labels[judged]).double().mean()
     images = open_images(options.source)
-    places = [chosen_rows(images, part, 10_000) for part in ("train", "val", "test") if part in images.declared]
+    places = [chosen_rows(images, part, 10_000) for part in ("train", "val", "test") if part in images.declared_splits]
     rows = np.concatenate(places)
     change = Augmentation(crop="random-resized", scale=(0.5, 1.0), hflip=True)
     seen = TrainTransform(

@@ -126,18 +126,18 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(similar_names)}?)" if similar_names else ""
 
 
-def percent(share: float, form: str = ".1f") -> str:
+def percent(share: float, format_spec: str = ".1f") -> str:
     """Return a fraction as text in percent.
 
     Args:
         share: Fraction from 0 to 1.
-        form: Format specification for the number.
+        format_spec: Format specification for the number.
 
     Example:
         >>> percent(0.9123), percent(0.95, "g"), percent(0.4, ".0f")
         ('91.2 %', '95 %', '40 %')
     """
-    return f"{100 * share:{form}} %"
+    return f"{100 * share:{format_spec}} %"
 
 
 def _is_hidden(character: str) -> bool:

@@ -6,7 +6,7 @@ import torch
 
 from paucal.backbones.weights.checkpoints import PROGRAMS
 from paucal.backbones.weights.inputs import (
-    ImageInput,
+    WeightsPreprocessing,
     checkpoint_preprocessing,
     find_program,
     from_scratch_preprocessing,
@@ -37,15 +37,17 @@ DINO = "facebookresearch/dino or microsoft/esvit"
 )
 def test_file__is_fed_as_its_program_does(program, model, ratio):
     assert program == "" or program in NAMES
-    assert checkpoint_preprocessing(program, model) == ImageInput(ratio)
+    assert checkpoint_preprocessing(program, model) == WeightsPreprocessing(ratio)
     assert checkpoint_preprocessing(program, model).mean == (0.485, 0.456, 0.406)
 
 
 def test_file__of_no_known_program_is_fed_as_timm_has_it():
-    assert checkpoint_preprocessing("", "vit_base_patch16_224") == ImageInput(0.9, "bicubic", (0.5,) * 3, (0.5,) * 3)
+    assert checkpoint_preprocessing("", "vit_base_patch16_224") == WeightsPreprocessing(
+        0.9, "bicubic", (0.5,) * 3, (0.5,) * 3
+    )
     assert checkpoint_preprocessing("", "resnet50.tv_in1k").interpolation == "bilinear"
     assert timm_preprocessing("resnet50").crop_ratio == 0.95
-    assert timm_preprocessing("no_such_model") == ImageInput()
+    assert timm_preprocessing("no_such_model") == WeightsPreprocessing()
 
 
 def test_program__is_found_inside_its_wrapping():
@@ -58,10 +60,14 @@ def test_program__is_found_inside_its_wrapping():
 
 @pytest.mark.parametrize("name", ["esvit_deit_small_patch16_224", "drloc_cvt_13", "esvit_vil_tiny", "cvt_13"])
 def test_families__are_described_as_their_programs_test_them(name):
-    assert timm_preprocessing(name) == ImageInput()
+    assert timm_preprocessing(name) == WeightsPreprocessing()
 
 
 def test_scratch__is_tested_as_the_family_is_and_never_as_timms_weights_are():
     assert from_scratch_preprocessing("t2t_vit_14").crop_ratio == 0.9
     assert from_scratch_preprocessing("lvvit_m").crop_ratio == 1.0
-    assert from_scratch_preprocessing("vit_base_patch16_224") == from_scratch_preprocessing("resnet50") == ImageInput()
+    assert (
+        from_scratch_preprocessing("vit_base_patch16_224")
+        == from_scratch_preprocessing("resnet50")
+        == WeightsPreprocessing()
+    )

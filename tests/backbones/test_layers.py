@@ -4,7 +4,13 @@ import torch
 from timm.optim import param_groups_layer_decay
 
 import paucal.backbones
-from paucal.backbones.layers import classifier_parameters, count_stages, first_stage_parameters, layer_ids, layer_scales
+from paucal.backbones.layers import (
+    classifier_parameters,
+    count_stages,
+    first_stage_parameters,
+    layer_ids,
+    layer_lr_scales,
+)
 from paucal.types import UserError
 
 assert paucal.backbones
@@ -34,7 +40,7 @@ def test_layer_scales__equal_a_count_by_hand_and_timm(name):
         model = timm.create_model(name, num_classes=7)
     layers = {parameter: naive_layer(name, parameter) for parameter, _ in model.named_parameters()}
     last = max(layers.values())
-    scales = layer_scales(model, 0.75)
+    scales = layer_lr_scales(model, 0.75)
     assert scales.keys() == layers.keys()
     for parameter, layer in layers.items():
         expected = 1.0

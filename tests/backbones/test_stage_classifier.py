@@ -8,9 +8,15 @@ import torch
 from torch import nn
 
 from paucal.backbones import BackboneSpec
-from paucal.backbones.stage_classifier import N_STAGES, StageClassifier, StageMap, add_stage_classifier, last_stage_maps
+from paucal.backbones.stage_classifier import (
+    N_STAGES,
+    StageClassifier,
+    StagePooling,
+    add_stage_classifier,
+    last_stage_poolings,
+)
 from paucal.labeling.teacher import DenseTeacher
-from paucal.models.features import ClassifierInputs, StageClassifierInputs
+from paucal.models.features import ClassifierInputExtractor, StageClassifierInputExtractor
 from paucal.types import FeatureRequest, UserError
 
 MODELS = {
@@ -36,9 +42,9 @@ def images(count=3):
 @pytest.mark.parametrize("name", MODELS)
 def test_features__are_means_and_deviations_over_the_cells(name):
     backbone = small(name)
-    maps = last_stage_maps(backbone.model, (SIDE, SIDE))
+    maps = last_stage_poolings(backbone.model, (SIDE, SIDE))
     assert len(maps) == N_STAGES
-    reader, own = StageClassifierInputs(backbone.model, (SIDE, SIDE)), ClassifierInputs(backbone.model)
+    reader, own = StageClassifierInputExtractor(backbone.model, (SIDE, SIDE)), ClassifierInputExtractor(backbone.model)
     with torch.no_grad():
         found, last = reader(images()), own(images())
         grids = backbone(images(), FeatureRequest("stages", norm=False)).grids[-N_STAGES:]
@@ -55,7 +61,7 @@ def test_features__are_means_and_deviations_over_the_cells(name):
 def test_classifier__is_linear_in_them(name):
     backbone = small(name)
     before = {key: value.clone() for key, value in backbone.model.state_dict().items()}
-    reader = StageClassifierInputs(backbone.model, (SIDE, SIDE))
+    reader = StageClassifierInputExtractor(backbone.model, (SIDE, SIDE))
     with torch.no_grad():
         features = reader(images())
     reader.close()
@@ -94,7 +100,7 @@ def test_classifier__passes_gradients_to_the_stages():
 
 def test_map__that_is_constant_has_a_finite_gradient():
     cells = torch.ones(2, 3, 4, 4, requires_grad=True)
-    mean, spread = StageMap("x", "nchw", 0, 3).pool(cells)
+    mean, spread = StagePooling("x", "nchw", 0, 3).pool(cells)
     (mean + spread).sum().backward()
     assert bool(cells.grad.isfinite().all())
 
@@ -110,7 +116,7 @@ def test_classifier__without_the_maps_of_its_images_says_so():
 def test_classifier__of_a_network_that_has_none_is_refused():
     with pytest.raises(UserError, match="needs a linear classifier"):
         add_stage_classifier(timm.create_model("resnet18", num_classes=0), (SIDE, SIDE))
-    assert last_stage_maps(nn.Sequential(nn.Linear(3, 3)), (SIDE, SIDE)) == ()
+    assert last_stage_poolings(nn.Sequential(nn.Linear(3, 3)), (SIDE, SIDE)) == ()
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from backbones.reduced import SWIN
 from paucal.backbones import BackboneSpec, FeatureBackbone
-from paucal.backbones.stage_maps import StageMaps, pyramid_factors, stage_maps
+from paucal.backbones.stage_maps import PyramidBackbone, build_pyramid_backbone, pyramid_factors
 from paucal.types import FeatureRequest, UserError
 
 SPECS = {
@@ -52,12 +52,12 @@ every_kind = pytest.mark.parametrize("kind", SPECS)
 
 
 @cache
-def kept(kind: str) -> StageMaps:
+def kept(kind: str) -> PyramidBackbone:
     torch.manual_seed(0)
-    return stage_maps(SPECS[kind][0])
+    return build_pyramid_backbone(SPECS[kind][0])
 
 
-def built(kind: str) -> StageMaps:
+def built(kind: str) -> PyramidBackbone:
     return copy.deepcopy(kept(kind))
 
 
@@ -87,7 +87,7 @@ def test_maps__give_every_trainable_parameter_a_gradient(kind: str):
 @pytest.mark.parametrize("kind", ["stages, one of them above stride 4", "single grid"])
 def test_maps__from_a_coarser_stride_on_are_the_same(kind: str):
     torch.manual_seed(0)
-    fewer = stage_maps(SPECS[kind][0], finest=8).eval()
+    fewer = build_pyramid_backbone(SPECS[kind][0], finest=8).eval()
     whole = built(kind).eval()
     missing = fewer.load_state_dict(whole.state_dict(), strict=False).missing_keys
     images = torch.randn(1, 3, 64, 96)
@@ -183,7 +183,7 @@ def test_model_of_one_size__pads_to_it_and_refuses_larger_images():
 def test_model_of_one_size__that_no_stride_divides_is_refused():
     model = timm.create_model("pit_ti_224", img_size=80, depth=(1, 1, 1), num_classes=0)
     with pytest.raises(UserError, match="images of 80x80 pixels, but sides must be multiples of 32"):
-        StageMaps(FeatureBackbone(model, (80, 80)), any_size=False)
+        PyramidBackbone(FeatureBackbone(model, (80, 80)), any_size=False)
 
 
 def test_stage_maps__keep_the_state_of_the_random_generator_and_of_batch_norms():

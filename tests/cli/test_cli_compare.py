@@ -21,8 +21,8 @@ from paucal.runs.weights import read_weights
 from paucal.types import UserError
 from paucal.verbs.compare import _workers, preparation
 from paucal.verbs.compare._work import work
-from paucal.verbs.compare._workers import Ray, Slurm
-from paucal.verbs.compare.findings import read_findings
+from paucal.verbs.compare._workers import RayWorkers, SlurmWorkers
+from paucal.verbs.compare.findings import read_grid_results
 from paucal.verbs.compare.grid import cells_of, read_grid, state_of
 
 TINY = ["--img-size", "16", "-j", "0", "--models", "vit_mini", "--model-args", "depth=1", "--epochs", "2"]
@@ -170,13 +170,13 @@ def test_compare__of_nothing_is_refused(photos, tmp_path, capsys):
 def test_workers__without_slurm_or_ray_are_refused_with_advice(tmp_path, monkeypatch):
     monkeypatch.setattr(packages.shutil, "which", lambda name: None)
     with pytest.raises(paucal.UserError, match="SLURM is not installed on this machine"):
-        Slurm(tmp_path, 1)
+        SlurmWorkers(tmp_path, 1)
 
     monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r'pip install "paucal\[ray\]"'):
-        Ray(tmp_path, 1, 1)
+        RayWorkers(tmp_path, 1, 1)
     with pytest.raises(UserError, match=r'pip install "paucal\[slurm\]"'):
-        Slurm(tmp_path, 1)
+        SlurmWorkers(tmp_path, 1)
     with pytest.raises(UserError, match="NAME=VALUE"):
         _workers.slurm_options(["gpus"])
 
@@ -271,7 +271,7 @@ def test_compare__on_other_workers_has_equal_numbers(photos, tmp_path, kind):
     here, there = tmp_path / "here", tmp_path / "there"
     for out, jobs in ((here, "1"), (there, "0")):
         assert call("compare", photos, *TINY, "--seeds", "0", "--jobs", jobs, "--output", out) == 0
-    team = Slurm(there, 2, cluster="local") if kind == "slurm" else Ray(there, 2, 1)
+    team = SlurmWorkers(there, 2, cluster="local") if kind == "slurm" else RayWorkers(there, 2, 1)
     assert team.describe()
     while team.count_unfinished():
         time.sleep(0.2)
@@ -322,7 +322,7 @@ def test_findings__of_a_grid_that_is_half_done_and_damaged(photos, tmp_path, cap
         return True
 
     assert work(out, compute)
-    findings = read_findings(grid)
+    findings = read_grid_results(grid)
     assert set(findings.unreadable) == {first.name, second.name}
     assert {state.name for state in findings.states.values()} == {"done"}
     assert call("compare", "--resume", out) == 0

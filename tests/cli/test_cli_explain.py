@@ -21,8 +21,8 @@ from paucal.types import UserError
 from paucal.verbs.explain import writing
 from paucal.verbs.explain.attention import features_figures
 from paucal.verbs.explain.attribution import class_numbers
-from paucal.verbs.explain.inputs import ExplainInput, view_of
-from paucal.verbs.explain.writing import Pictures
+from paucal.verbs.explain.inputs import ExplainInput, convert_model_input
+from paucal.verbs.explain.writing import FigureWriter
 
 PNG, SVG = b"\x89PNG", b"<?xml"
 
@@ -38,9 +38,9 @@ def test_explain__draws_what_is_asked_for(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write, to_bytes, labels = Pictures.write, writing.figure_to_bytes, [""]
+    write, to_bytes, labels = FigureWriter.write, writing.figure_to_bytes, [""]
 
-    def write_with_label(pictures: Pictures, label: str, figure: Figure) -> None:
+    def write_with_label(pictures: FigureWriter, label: str, figure: Figure) -> None:
         labels.append(label)
         write(pictures, label, figure)
 
@@ -49,7 +49,7 @@ def test_explain__draws_what_is_asked_for(
         wanted = label == "sheet" if file_format == "svg" else not label.startswith("1_")
         return (figure_to_bytes if wanted else to_bytes)(figure, file_format)
 
-    monkeypatch.setattr(Pictures, "write", write_with_label)
+    monkeypatch.setattr(FigureWriter, "write", write_with_label)
     monkeypatch.setattr(writing, "figure_to_bytes", draw_each_kind_once)
     photos = trained / "photos" / "class0"
     words = [str(photos / "0.png"), str(photos / "1.png")]
@@ -166,11 +166,11 @@ def test_views__of_another_model_are_normalised_and_sized_as_it_expects(trained:
         torch.tensor(values).view(3, 1, 1) for values in (model.card.preprocessing.mean, model.card.preprocessing.std)
     )
     grey = (torch.full((3, 16, 16), 0.6) - mean) / std  # an even image of 0.6
-    found = view_of(grey[None], model, other)
+    found = convert_model_input(grey[None], model, other)
     assert found.shape == (1, 3, 24, 24)
     for channel, value in enumerate(((0.6 - 0.1) / 0.5, 0.6 - 0.2, (0.6 - 0.3) / 2)):
         torch.testing.assert_close(found[0, channel], torch.full((24, 24), value), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(view_of(grey[None], model, model), grey[None])
+    torch.testing.assert_close(convert_model_input(grey[None], model, model), grey[None])
 
 
 def test_report__shows_what_the_model_saw_in_its_mistakes(trained: Path) -> None:

@@ -224,7 +224,7 @@ def test_features__of_a_backbone_alone(trained, many, tmp_path, capsys):
 def test_unfinished_answers__go_on_in_their_own_precision(trained, many, tmp_path, monkeypatch, older):
     """Another measurement, or answers of a version that did not store it, refuse nothing."""
     words = ["predict", trained / "run", many, "--output", tmp_path / "a.csv", "-b", 4]
-    kept, real = [], launch.choose_for_images
+    kept, real = [], launch.choose_precision_for_images
 
     def measured(model, asked, pictures, console):
         kept.append(asked)
@@ -236,7 +236,7 @@ def test_unfinished_answers__go_on_in_their_own_precision(trained, many, tmp_pat
 
     about = files._prediction_facts
     with monkeypatch.context() as patch:
-        patch.setattr(launch, "choose_for_images", measured)
+        patch.setattr(launch, "choose_precision_for_images", measured)
         if older:
             patch.setattr(
                 files, "_prediction_facts", lambda *a: {k: v for k, v in about(*a).items() if k != "--precision"}
@@ -244,6 +244,6 @@ def test_unfinished_answers__go_on_in_their_own_precision(trained, many, tmp_pat
         interrupted_after(patch, 2)
         assert call(*words) == 130
     other = precision.EXPLICIT_CHOICES["bf16-mixed" if older else "32-true"]
-    monkeypatch.setattr(launch, "choose_for_images", lambda *a: other if a[1] is None else measured(*a))
+    monkeypatch.setattr(launch, "choose_precision_for_images", lambda *a: other if a[1] is None else measured(*a))
     assert call(*words) == 0
     assert kept == [None, "32-true" if older else "bf16-mixed"]

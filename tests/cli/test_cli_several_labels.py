@@ -13,7 +13,7 @@ from cli.calls import QUICK, call, failure, table
 from paucal.models.trained import load_trained
 from paucal.runner.starts import count_images_seen
 from paucal.runs import RunFolder
-from paucal.verbs.predict.answers import Block
+from paucal.verbs.predict.answers import OutputBatch
 from paucal.verbs.predict.writing import NO_CLASS, sheet_rows
 from several_labels import COLOURS, make_set
 
@@ -106,7 +106,7 @@ def test_predict__names_the_likeliest_and_sorts_the_sheet_by_every_answer(run, t
     assert [row["class_1"] for row in short] == [row.predicted for row in rows]
     card = load_trained(run).card
     names = [row.path for row in rows]
-    block = Block(names, names, [None] * len(rows), torch.stack([row.shares for row in rows]))
+    block = OutputBatch(names, names, [None] * len(rows), torch.stack([row.shares for row in rows]))
     for heading, count, members in sheet_rows([block], card):
         shown = [(p, s) for p, row in enumerate(rows) for name, s in row.probabilities.items() if name == heading]
         meant = [p for p, row in enumerate(rows) if heading in (row.labels or [NO_CLASS])]

@@ -31,7 +31,7 @@ def test_shard__writes_what_the_other_verbs_open(photos, capsys):
     assert f"paucal train {out}" in said
     images = open_images(out)
     assert images.classes == ("cat", "dog")
-    found = {images.store.read(n).getpixel((0, 0))[0]: (images.labels[n], images.declared[n]) for n in range(4)}
+    found = {images.store.read(n).getpixel((0, 0))[0]: (images.labels[n], images.declared_splits[n]) for n in range(4)}
     assert found == {0: (0, "train"), 1: (0, "train"), 2: (1, "train"), 3: (0, "test")}
     assert [entry.name for entry in out.parent.iterdir() if entry.name.startswith(".")] == []
 
@@ -43,7 +43,7 @@ def test_shard__python_parquet_without_labels_and_small_shards(photos):
     assert (made.images, made.shards, made.folder) == (4, 4, str(out))
     images = open_images(out, labelled=False)
     assert sorted(images.store.read(n).getpixel((0, 0))[0] for n in range(4)) == [0, 1, 2, 3]
-    assert sorted(images.declared) == ["test", "train", "train", "train"]
+    assert sorted(images.declared_splits) == ["test", "train", "train", "train"]
 
 
 def test_shard__onto_object_storage(photos):

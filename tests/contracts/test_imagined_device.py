@@ -99,7 +99,7 @@ def test_logistic__takes_the_labels_to_the_features(classes, loss, monkeypatch):
     monkeypatch.setattr(logistic, "_minimise", minimise)
     monkeypatch.setattr(logistic.F, loss, lambda logits, labels: compared.append((logits, labels)))
     labels = torch.arange(8) % classes
-    logistic.fit_softmax(torch.empty(8, 2, device="meta"), labels, 1.0, logistic.Solver(max_iterations=10))
+    logistic.fit_softmax(torch.empty(8, 2, device="meta"), labels, 1.0, logistic.SolverSettings(max_iterations=10))
     assert [(a.device.type, b.device.type) for a, b in compared] == [("meta", "meta")]
 
 
@@ -136,7 +136,7 @@ def test_float64__of_features_is_made_in_one_place(monkeypatch):
     features, labels = torch.randn(12, 3), torch.arange(12) % 3
     assert knn.knn_scores(features, labels, features, 3, [2])[2].dtype == torch.float64
     for backend in ("sklearn", "torch"):
-        solver = logistic.Solver(backend)
+        solver = logistic.SolverSettings(backend)
         assert logistic.fit_logistic(features, labels, 3, 1.0, solver).weight.dtype == torch.float64
     many = F.one_hot(labels, 3)
     assert logistic.fit_logistic(features, many, 3, 1.0, solver).weight.dtype == torch.float64

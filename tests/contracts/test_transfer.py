@@ -12,7 +12,7 @@ from paucal.objectives.finetuning import FineTuning
 from paucal.tasks.detection.batches import BoxBatch
 from paucal.tasks.detection.network.detector import Detector, build_detector
 from paucal.tasks.detection.network.options import DetectorOptions
-from paucal.tasks.detection.objective import Detection
+from paucal.tasks.detection.objective import DetectionObjective
 from paucal.tasks.segmentation.crops import MASK
 from paucal.tasks.segmentation.network import segmentation_network
 from paucal.tasks.segmentation.objective import PixelObjective
@@ -46,7 +46,7 @@ def made(task: str, kind: str, seed: int = 0) -> Objective:
     if task == "segmentation":
         return PixelObjective(segmentation_network(SPECS[kind], CLASSES, width=8), auxiliary_width=8)
     options = DetectorOptions(16, 16, 8, 4, 32, 64, task == "cascade", least_score=0.0, most=8)
-    return Detection(build_detector(SPECS[kind], CLASSES, options), FineTuning())
+    return DetectionObjective(build_detector(SPECS[kind], CLASSES, options), FineTuning())
 
 
 @torch.no_grad()

@@ -79,7 +79,7 @@ def make_set() -> Callable[..., ImageSet]:
             classes=tuple("abcdefghij"[: max(labels) + 1]),
             keys=keys or [f"{i:04d}.png" for i in range(count)],
             labels=np.asarray(labels, dtype=np.int64),
-            declared=declared or [""] * count,
+            declared_splits=declared or [""] * count,
             store=ArrayStore(np.ascontiguousarray(pixels)),
         )
 

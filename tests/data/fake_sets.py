@@ -317,7 +317,7 @@ def rows(images: ImageSet) -> list[tuple[str, int, str]]:
     """(declared part, grey level, class, "" for none) of each image."""
     greys = [int(np.asarray(images.store.read(row))[-1, -1, 1]) for row in range(len(images))]
     names = [images.classes[label] if label >= 0 else "" for label in images.labels]
-    return list(zip(images.declared, greys, names, strict=True))
+    return list(zip(images.declared_splits, greys, names, strict=True))
 
 
 def expected_rows(name: str) -> list[tuple[str, int, str]]:

@@ -44,7 +44,7 @@ def test_sampler__balanced_goes_on_anywhere_and_over_processes():
 
 def epochs_of(rank: int) -> list[list]:
     labels = np.asarray([0] * 27 + [1] * 3)
-    return list(StepSampler(np.arange(100, 130), 5, 9, seed=5, labels=labels, rank=rank, world=2))
+    return list(StepSampler(np.arange(100, 130), 5, 9, seed=5, labels=labels, rank=rank, world_size=2))
 
 
 @pytest.mark.parametrize("repeats", [1, 3])

@@ -18,7 +18,7 @@ def test_choose_classes__renumbers_in_the_order_of_the_set(make_folder):
     assert chosen.classes == ("bee", "dog")
     assert chosen.keys == ["test/dog/5.png", "train/bee/2.png", "train/dog/4.png"]
     assert chosen.labels.tolist() == [1, 0, 1]
-    assert chosen.declared == ["test", "train", "train"]
+    assert chosen.declared_splits == ["test", "train", "train"]
     assert chosen.notes == ("2 of 4 classes are used (names.txt)",)
     assert [chosen.store.size(i) for i in range(3)] == [(8, 12)] * 3
 

@@ -73,8 +73,8 @@ def test_decode_rgb__applies_every_exif_orientation(form, orientation):
     corners = [int(decoded[y, x, 0]) > 128 for y, x in ((2, 2), (2, 21), (13, 2), (13, 21))]
     assert corners == [True, False, False, False]
     found = read_orientation(source, "x")
-    assert found.upright == (16, 24)
-    assert found.stored == stored.size[::-1]
+    assert found.upright_size == (16, 24)
+    assert found.stored_size == stored.size[::-1]
     assert found.value == orientation
     assert found.is_ambiguous == (orientation in (2, 3, 4))
 

@@ -38,7 +38,7 @@ def _digits(count: int = 40):
 
 
 def _dataset(**options) -> ViewDataset:
-    return ViewDataset(_digits(), [(TRAIN, 1), (SMALL, 2)], seed=7, geometry=True, label_maps=_maps, **options)
+    return ViewDataset(_digits(), [(TRAIN, 1), (SMALL, 2)], seed=7, with_geometry=True, label_maps=_maps, **options)
 
 
 def _same(first: Batch, second: Batch) -> bool:
@@ -60,7 +60,7 @@ def test_view_dataset__fills_a_batch():
 
 
 def test_view_dataset__leaves_out_what_was_not_asked_for():
-    batch = collate([ViewDataset(_digits(), [(TRAIN, 1)], seed=0, labels=False)[SampleKey(0, 0)]])
+    batch = collate([ViewDataset(_digits(), [(TRAIN, 1)], seed=0, with_labels=False)[SampleKey(0, 0)]])
     assert (batch.labels, batch.geometry, batch.label_maps) == (None, None, None)
 
 
@@ -102,7 +102,7 @@ def test_step_sampler__an_epoch_shows_each_image_once_in_a_new_order():
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_step_sampler__two_processes_equal_one(count, batch, repeats):
     def steps(batch_size, rank, world):
-        return list(StepSampler(np.arange(count), batch_size, 25, 3, rank=rank, world=world, repeats=repeats))
+        return list(StepSampler(np.arange(count), batch_size, 25, 3, rank=rank, world_size=world, repeats=repeats))
 
     whole = steps(2 * batch, 0, 1)
     first, second = steps(batch, 0, 2), steps(batch, 1, 2)
@@ -155,7 +155,7 @@ def _naive_repeated(count: int, order: np.ndarray, world: int, batch: int, repea
 def test_step_sampler__repeats_as_a_naive_sampler_does(count, batch, repeats, world):
     steps = steps_per_epoch(count, world * batch)
     samplers = [
-        StepSampler(np.arange(count), batch, 2 * steps, 5, rank=rank, world=world, repeats=repeats)
+        StepSampler(np.arange(count), batch, 2 * steps, 5, rank=rank, world_size=world, repeats=repeats)
         for rank in range(world)
     ]
     for epoch in (0, 1):
@@ -257,7 +257,8 @@ def test_eval_loader__shows_every_image_once(world, workers):
     images, indices = _digits(), np.arange(3, 40, 2)
     transform = EvalTransform((16, 16), Normalisation())
     ranks = [
-        list(make_eval_loader(images, indices, transform, 4, workers, rank=rank, world=world)) for rank in range(world)
+        list(make_eval_loader(images, indices, transform, 4, workers, rank=rank, world_size=world))
+        for rank in range(world)
     ]
     shown = [torch.cat([batch.ids for batch in batches]).tolist() for batches in ranks]
     assert all(ids == sorted(ids) for ids in shown)
@@ -275,7 +276,7 @@ def test_eval_loader__has_no_labels_where_one_is_missing():
 
 
 def test_eval_loader__may_be_empty_on_a_rank():
-    loader = make_eval_loader(_digits(), np.arange(1), EvalTransform((8, 8), Normalisation()), 4, rank=1, world=2)
+    loader = make_eval_loader(_digits(), np.arange(1), EvalTransform((8, 8), Normalisation()), 4, rank=1, world_size=2)
     assert list(loader) == []
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from data.boxes.written import PIXELS, labelme, region, rows_of, task, write_cvat, yolo_line
 from paucal.data.boxes.label_studio import encode_brush
-from paucal.data.label_kinds import describe_labels, name_other_kinds
+from paucal.data.label_kinds import describe_labels, report_other_label_kinds
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.sources.opening import open_images
@@ -115,7 +115,7 @@ PIECES = (classes, class_table, masks, yolo, voc, coco_file, box_table, labelme_
 
 
 def read_set(root: Path) -> int:
-    with name_other_kinds(root, "segment"):
+    with report_other_label_kinds(root, "segment"):
         pairs = find_pairs(root)
     return len(read_masks(images_of_pairs(pairs, str(root)), pairs).images)
 

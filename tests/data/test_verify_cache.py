@@ -6,7 +6,7 @@ from PIL import Image
 
 from paucal import memory
 from paucal.data.decoded import in_memory as cache
-from paucal.data.decoded.in_memory import CachedStore, cache_images
+from paucal.data.decoded.in_memory import InMemoryStore, cache_images
 from paucal.data.sources.opening import open_images
 from paucal.data.unreadable import verify_images
 from paucal.types import UserError
@@ -72,7 +72,7 @@ def test_cache_images__holds_images_of_different_sizes_exactly(make_folder):
     images = open_images(folder)
     cached, names = cache_images(images, workers=3)
     assert names == []
-    assert isinstance(cached.store, CachedStore)
+    assert isinstance(cached.store, InMemoryStore)
     assert np.array_equal(np.asarray(cached.store.read(1)), noise)
     assert [cached.store.size(i) for i in range(3)] == [(8, 12), (9, 5), (8, 12)]
     assert cached.store.read(2).tobytes() == images.store.read(2).tobytes()
@@ -99,9 +99,9 @@ def test_cache_images__does_not_read_the_source_again(damaged, tmp_path):
 def test_cache_images__keeps_the_store_when_the_budget_is_too_small(make_set):
     images = make_set([0, 1, 1])
     exact = 3 * 6 * 6 * 3
-    assert isinstance(cache_images(images, budget=exact)[0].store, CachedStore)
-    assert cache_images(images, budget=exact - 1)[0].store is images.store
-    assert cache_images(images, budget=0)[0].store is images.store
+    assert isinstance(cache_images(images, max_bytes=exact)[0].store, InMemoryStore)
+    assert cache_images(images, max_bytes=exact - 1)[0].store is images.store
+    assert cache_images(images, max_bytes=0)[0].store is images.store
 
 
 def test_cache_images__falls_back_when_the_sample_was_too_small(make_folder, monkeypatch):
@@ -119,7 +119,7 @@ def test_cache_images__needs_no_shared_memory_where_workers_are_forked(make_set,
     images = make_set([0, 1, 1])
     monkeypatch.setattr(cache, "start_method", lambda: "fork")
     private = cache_images(images)[0].store
-    assert isinstance(private, CachedStore)
+    assert isinstance(private, InMemoryStore)
     assert not private.pixels.is_shared()
     monkeypatch.setattr(cache, "start_method", lambda: "spawn")
     assert cache_images(images)[0].store is images.store

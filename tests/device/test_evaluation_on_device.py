@@ -11,7 +11,7 @@ from paucal.evaluation.protocols.correspondence import match_cells
 from paucal.evaluation.protocols.few_labels import few_label_curve
 from paucal.evaluation.protocols.knn import knn_scores
 from paucal.evaluation.protocols.linear_probe import ProbeSettings, cached_batches, fit_probe
-from paucal.evaluation.protocols.logistic import Solver, fit_logistic, fit_selected
+from paucal.evaluation.protocols.logistic import SolverSettings, fit_logistic, fit_selected
 
 pytestmark = marks()
 WORDS = ["--bootstrap", "50", "--seed", "1", "--probe-epochs", "3", "--no-cache"]
@@ -30,8 +30,8 @@ def blobs(classes: int, count: int = 60, width: int = 8, seed: int = 0) -> tuple
 def test_logistic__is_that_of_the_cpu(classes, backend):
     # The labels stay on the CPU, as `paucal eval` has them.
     features, labels = blobs(classes)
-    expected = fit_logistic(features, labels, classes, 1.0, Solver("sklearn", tolerance=1e-7))
-    found = fit_logistic(features.to(DEVICE), labels, classes, 1.0, Solver(backend, tolerance=1e-7))
+    expected = fit_logistic(features, labels, classes, 1.0, SolverSettings("sklearn", tolerance=1e-7))
+    found = fit_logistic(features.to(DEVICE), labels, classes, 1.0, SolverSettings(backend, tolerance=1e-7))
     assert apart(expected.scores(features).softmax(1), found.scores(features.to(DEVICE)).softmax(1)) < 1e-3
 
 
@@ -40,14 +40,16 @@ def test_logistic__of_several_classes_each_is_that_of_the_cpu(backend):
     features, labels = blobs(4)
     many = torch.nn.functional.one_hot(labels, 4)
     many[::7] = -1
-    expected = fit_logistic(features, many, 4, 1.0, Solver(tolerance=1e-7))
-    found = fit_logistic(features.to(DEVICE), many, 4, 1.0, Solver(backend, tolerance=1e-7))
+    expected = fit_logistic(features, many, 4, 1.0, SolverSettings(tolerance=1e-7))
+    found = fit_logistic(features.to(DEVICE), many, 4, 1.0, SolverSettings(backend, tolerance=1e-7))
     assert apart(expected.weight, found.weight) < 1e-2
 
 
 def test_logistic__chooses_lambda_there():
     train, val = blobs(3), blobs(3, 30, seed=1)
-    found = fit_selected((train[0].to(DEVICE), train[1]), (val[0].to(DEVICE), val[1]), 3, solver=Solver("torch"))
+    found = fit_selected(
+        (train[0].to(DEVICE), train[1]), (val[0].to(DEVICE), val[1]), 3, solver=SolverSettings("torch")
+    )
     assert max(found.search.scores.values()) > 0.8
 
 
@@ -65,7 +67,7 @@ def test_few_labels__are_those_of_the_cpu():
     expected = few_label_curve(train, test, 4, [1, 5], 3)
     there = [(part[0].to(DEVICE), part[1]) for part in (train, test)]
     for backend in ("torch", "sklearn"):
-        found = few_label_curve(*there, 4, [1, 5], 3, solver=Solver(backend))
+        found = few_label_curve(*there, 4, [1, 5], 3, solver=SolverSettings(backend))
         for one, other in zip(expected, found, strict=True):
             assert abs(one.accuracies - other.accuracies).max() < 0.03
 

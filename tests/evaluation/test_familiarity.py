@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paucal.evaluation.familiarity import SIMILAR_FRACTION, Familiarity, fit_familiarity
+from paucal.evaluation.familiarity import SIMILAR_FRACTION, FamiliarityDetector, fit_familiarity
 
 
 def rows(count: int, seed: int, shift: float = 3.0) -> torch.Tensor:
@@ -14,7 +14,7 @@ def rows(count: int, seed: int, shift: float = 3.0) -> torch.Tensor:
 
 def test_distances__are_those_to_the_kth_nearest_of_length_one() -> None:
     train, asked = rows(20, 0), rows(4, 1)
-    known = Familiarity(torch.nn.functional.normalize(train, dim=1), 0.0, neighbours=3)
+    known = FamiliarityDetector(torch.nn.functional.normalize(train, dim=1), 0.0, neighbours=3)
     for one, found in zip(asked, known.distances(asked), strict=True):
         every = sorted(float((one / one.norm() - other / other.norm()).norm()) for other in train)
         assert float(found) == pytest.approx(every[2], abs=1e-5)

@@ -13,8 +13,8 @@ from paucal.evaluation.plots import (
     confusion_figure,
     mistakes_figure,
     per_class_figure,
+    plot_label,
     reliability_figure,
-    shorten,
     worst_mistakes,
 )
 from paucal.evaluation.predictions import Predictions
@@ -65,9 +65,9 @@ def test_confusion_figure__refuses_names_that_do_not_match():
 
 
 def test_shorten__cuts_joins_lines_and_disarms_mathematics():
-    assert shorten("x" * 30) == "x" * 19 + "…"
-    assert shorten("two\nlines") == "two lines"
-    assert shorten("caf\udce9") == "caf?"
+    assert plot_label("x" * 30) == "x" * 19 + "…"
+    assert plot_label("two\nlines") == "two lines"
+    assert plot_label("caf\udce9") == "caf?"
     save(confusion_figure([[1, 0], [0, 1]], ["$\\bad{", "5$"]))
 
 

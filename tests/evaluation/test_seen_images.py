@@ -9,11 +9,11 @@ from paucal.data.images import ImageSet
 from paucal.data.splits.split import Split
 from paucal.data.splits.split_csv import write_split
 from paucal.evaluation.seen_images import (
+    initial_weights_overlap_remarks,
+    iterate_seen_images,
     keys_with_seen_labels,
     require_unseen,
-    seen_by_initial_weights,
     seen_unlabelled,
-    training_history,
 )
 from paucal.runs import RunFolder
 from paucal.types import UserError
@@ -50,7 +50,7 @@ def test_run__has_seen_what_the_run_it_began_with_has(tmp_path):
     new = a_run(tmp_path / "new", second, init=old.path)
     newest = a_run(tmp_path / "newest", second, init=new.path / "model.safetensors")
     new.weights.touch()
-    assert [one.run.path.name for one in training_history(newest)] == ["newest", "new", "old"]
+    assert [one.run.path.name for one in iterate_seen_images(newest)] == ["newest", "new", "old"]
     assert keys_with_seen_labels(newest, first) == {"a.png", "b.png", "c.png"}
     with pytest.raises(UserError, match=r"^mine started from .*old, which was trained on, or selected by, 4 of"):
         require_unseen("mine", new, first, TEST)
@@ -80,7 +80,7 @@ def test_pretraining__has_seen_images_and_was_told_no_label(tmp_path):
         f"the pre-training {first.path} has seen 3, without labels, of the 6 test images of photos"
     ]
     split = Split(np.asarray(["train"] * 2 + ["test"] * 4, dtype="<U6"), "")
-    assert seen_by_initial_weights(str(tuned.path), images, split) == [
+    assert initial_weights_overlap_remarks(str(tuned.path), images, split) == [
         "the initial weights were trained on 1 of the 4 test images, without labels"
     ]
 
@@ -88,7 +88,7 @@ def test_pretraining__has_seen_images_and_was_told_no_label(tmp_path):
 def test_images__are_the_same_from_another_folder_and_under_the_name_of_their_set(tmp_path):
     whole, part = a_set("/photos", keys=["train/a", *"bcdef"]), a_set("/photos/train")
     run = a_run(tmp_path / "run", whole)
-    assert [int(one.contains(part).sum()) for one in training_history(run)] == [1]
+    assert [int(one.contains(part).sum()) for one in iterate_seen_images(run)] == [1]
     here, there = a_set("/data", "cifar10"), a_set("/elsewhere", "cifar10")
     named = a_run(tmp_path / "named", here, data="cifar10")
     with pytest.raises(UserError, match="4 of the 6 test images of cifar10"):

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from explain.naive import Cell, biases, build, cells_of, images, naive, read, same, split
 from paucal.explain.attention.reading import read_attention
-from paucal.explain.attention.rollout import Flow, attention_rollout, follow_back
+from paucal.explain.attention.rollout import TokenContributions, attention_rollout, follow_back
 from paucal.explain.attribution.gradients import gradient_rollout
 
 TINY = {"embed_dims": (16, 24, 32, 32), "depths": (1, 1, 1, 1), "num_heads": (2, 2, 2, 2)}
@@ -281,7 +281,7 @@ def test_rollout__follows_pooled_queries_to_the_cells_they_were_pooled_from() ->
     layers = read_attention(model, images(64, 64))
     pooling = next(one for one in layers if one.tokens.grid != one.key_tokens.grid)
     share = torch.rand(2, len(pooling.tokens))
-    flow = follow_back(Flow(share, pooling.tokens), [pooling], residual_factor=0.0, attention_factor=1.0)
+    flow = follow_back(TokenContributions(share, pooling.tokens), [pooling], residual_factor=0.0, attention_factor=1.0)
     assert flow.tokens == pooling.key_tokens
     torch.testing.assert_close(flow.values, torch.einsum("bq,bqk->bk", share, pooling.dense().mean(1)))
 

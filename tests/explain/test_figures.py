@@ -12,7 +12,7 @@ from paucal.explain.features import Correspondence
 from paucal.explain.figures.attention import maps_figure, matrices_figure, tokens_figure
 from paucal.explain.figures.attribution import AttributedImage, contact_sheet
 from paucal.explain.figures.cells import OffsetView, matches_figure, offsets_figure
-from paucal.verbs.explain.cells import correct_mirror_matches
+from paucal.verbs.explain.cells import mirror_match_mask
 
 PICTURE = np.full((40, 60, 3), 0.5, dtype=np.float32)
 
@@ -64,7 +64,7 @@ def test_mirror__tells_which_pairs_are_right() -> None:
     first, second = torch.tensor([[0, 0], [1, 2], [0, 1]]), torch.tensor([[0, 3], [1, 2], [0, 2]])
     marks = torch.zeros(2, 2, dtype=torch.long)
     found = Correspondence(first, second, torch.ones(3), ((2, 4), (2, 4)), marks, marks)
-    assert correct_mirror_matches(found).tolist() == [True, False, True]
+    assert mirror_match_mask(found).tolist() == [True, False, True]
 
 
 def test_tokens__of_an_unsure_model_can_be_seen_and_say_how_sure_it_is() -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from paucal.export.preprocessing import PixelInput
+from paucal.export.preprocessing import PixelPreprocessing
 from paucal.models.preprocessing import Preprocessing
 from paucal.types import UserError
 
@@ -24,7 +24,7 @@ def photo(height, width, seed=0):
 @pytest.mark.parametrize(("size", "crop"), [((64, 64), 0.875), ((48, 80), 1.0)])
 def test_pixel_input__is_the_evaluation_transform_but_for_roundings(resize, interpolation, size, crop):
     preprocessing = Preprocessing(size, crop, interpolation, MEAN, STD, None, resize)
-    module = PixelInput(preprocessing)
+    module = PixelPreprocessing(preprocessing)
     for height, width in SIZES:
         pixels = photo(height, width)
         wanted, _ = preprocessing.transform()(Image.fromarray(pixels))
@@ -34,11 +34,11 @@ def test_pixel_input__is_the_evaluation_transform_but_for_roundings(resize, inte
 
 
 def test_pixel_input__gives_every_image_of_a_batch_its_own():
-    module = PixelInput(Preprocessing((32, 32), 0.9, "bicubic", MEAN, STD))
+    module = PixelPreprocessing(Preprocessing((32, 32), 0.9, "bicubic", MEAN, STD))
     both = torch.stack([torch.from_numpy(photo(50, 40, seed)) for seed in (0, 1)])
     torch.testing.assert_close(module(both)[1], module(both[1:])[0])
 
 
 def test_pixel_input__refuses_images_of_16_bits():
     with pytest.raises(UserError, match=r"more than 8 bits.*--with-preprocessing"):
-        PixelInput(Preprocessing((32, 32), 1.0, "bicubic", MEAN, STD, (0.0, 4095.0)))
+        PixelPreprocessing(Preprocessing((32, 32), 1.0, "bicubic", MEAN, STD, (0.0, 4095.0)))

@@ -8,7 +8,7 @@ from torch import nn
 
 import paucal.backbones
 from paucal.data.maps.reader import LabelMaps
-from paucal.data.maps.store import MapFacts, MapWriter
+from paucal.data.maps.store import LabelMapMetadata, MapWriter
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import WholeImageTransform
 from paucal.labeling import DenseTeacher
@@ -149,17 +149,17 @@ def test_whole_image__is_squashed_not_cropped():
 def test_folder__of_something_else_is_left_alone(tmp_path):
     (tmp_path / "diary.txt").write_text("mine")
     with pytest.raises(UserError, match="is not empty and has no label maps"):
-        MapWriter(tmp_path, MapFacts("t", ("a", "b"), (2, 2), 1), ["x"], ["h"])
+        MapWriter(tmp_path, LabelMapMetadata("t", ("a", "b"), (2, 2), 1), ["x"], ["h"])
     assert [file.name for file in tmp_path.iterdir()] == ["diary.txt"]
 
 
 def test_folder__unfinished_is_not_read(tmp_path):
-    writer = MapWriter(tmp_path / "maps", MapFacts("t", ("a", "b"), (2, 2), 1), ["x", "y"], ["h", "i"])
-    assert writer.missing.tolist() == [0, 1]
+    writer = MapWriter(tmp_path / "maps", LabelMapMetadata("t", ("a", "b"), (2, 2), 1), ["x", "y"], ["h", "i"])
+    assert writer.missing_positions.tolist() == [0, 1]
     writer.write([1], torch.ones(1, 1, 2, 2).half().numpy(), torch.ones(1, 1, 2, 2).long().numpy())
     with pytest.raises(UserError, match=r"unfinished \(1 of 2\)"):
         LabelMaps(tmp_path / "maps")
-    again = MapWriter(tmp_path / "maps", MapFacts("t", ("a", "b"), (2, 2), 1), ["x", "y"], ["h", "i"])
-    assert again.missing.tolist() == [0]
+    again = MapWriter(tmp_path / "maps", LabelMapMetadata("t", ("a", "b"), (2, 2), 1), ["x", "y"], ["h", "i"])
+    assert again.missing_positions.tolist() == [0]
     with pytest.raises(UserError, match="of other images or of another teacher"):
-        MapWriter(tmp_path / "maps", MapFacts("t", ("a", "b"), (2, 2), 1), ["x", "z"], ["h", "i"])
+        MapWriter(tmp_path / "maps", LabelMapMetadata("t", ("a", "b"), (2, 2), 1), ["x", "z"], ["h", "i"])

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from paucal.data.maps.reader import LabelMaps
-from paucal.data.maps.store import MapFacts, MapWriter, content_hash
+from paucal.data.maps.store import LabelMapMetadata, MapWriter, pixel_hash
 from paucal.data.sources.opening import open_images
 from paucal.labeling.map_figure import draw_label_maps, most_likely
 
@@ -16,8 +16,8 @@ def drawn(tmp_path, covered="image", size=(40, 20)):  # size as PIL has it: widt
         (tmp_path / "photos" / name).mkdir(parents=True)
         Image.new("RGB", size, (255, 255, 255)).save(tmp_path / "photos" / name / "0.png")
     images = open_images(tmp_path / "photos")
-    facts = MapFacts("a teacher", ("bee", "ant"), (1, 2), 2, covered=covered)
-    hashes = [content_hash(images.store.read(i)) for i in range(2)]
+    facts = LabelMapMetadata("a teacher", ("bee", "ant"), (1, 2), 2, covered=covered)
+    hashes = [pixel_hash(images.store.read(i)) for i in range(2)]
     writer = MapWriter(tmp_path / "maps", facts, images.keys, hashes)
     values = np.array([[[[9, 9]], [[0, 0]]], [[[9, 2]], [[0, 2]]]])
     # The ant's cells are both "ant"; the bee's are "bee" and undecided.

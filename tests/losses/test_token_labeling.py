@@ -265,7 +265,7 @@ def test_padding__changes_nothing():
     padded = SparseTargets(
         torch.nn.functional.pad(targets.classes, (0, 4), value=-1),
         torch.nn.functional.pad(targets.named, (0, 4)),
-        targets.other,
+        targets.unnamed_probability,
         11,
     )
     logits = torch.randn(3, 6, 11)

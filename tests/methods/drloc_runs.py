@@ -9,7 +9,7 @@ from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives import DrLoc
 from paucal.objectives.drloc_head import LocalizationHead
-from paucal.objectives.one_backbone import OneBackbone
+from paucal.objectives.one_backbone import ClassifierObjective
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine
 from paucal.tasks.classification.job import TrainingJob
@@ -28,12 +28,12 @@ def settings_of(words: str, model: str = MODEL) -> TrainSettings:
     return resolve(settings, FACTS)[0]
 
 
-def built(words: str = "", model: str = MODEL) -> tuple[OneBackbone, DrLoc]:
+def built(words: str = "", model: str = MODEL) -> tuple[ClassifierObjective, DrLoc]:
     """Return what a command line trains, and its DrLoc term."""
     settings = settings_of(words, model)
     torch.manual_seed(0)
     objective = build_objective(settings, backbone_spec(settings, 5)[0])
-    assert isinstance(objective, OneBackbone)
+    assert isinstance(objective, ClassifierObjective)
     term = objective.named_terms()["drloc"]
     assert isinstance(term, DrLoc)
     return objective.eval(), term

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from paucal.backbones import BackboneSpec, names
 from paucal.backbones.families.common.positions import resample_positions
-from paucal.backbones.weights.inputs import ImageInput
+from paucal.backbones.weights.inputs import WeightsPreprocessing
 from paucal.models import published
 from paucal.models.card import ModelCard
 from paucal.models.frozen import open_frozen
@@ -66,7 +66,7 @@ def test_published_weights__are_those_that_timm_loads(stored, name: str, side: i
 def store_oblong(folder: Path) -> tuple[Path, ModelCard]:
     """Store a run whose model has 2 x 8 positions: as many as a square of 4 x 4."""
     spec = BackboneSpec("vit_tiny_patch16_224", 2, image_size=(32, 128), arguments={"depth": 1, "patch_size": 16})
-    card = ModelCard(spec, ("ant", "bee"), Preprocessing.from_image_input((32, 128), ImageInput()))
+    card = ModelCard(spec, ("ant", "bee"), Preprocessing.from_image_input((32, 128), WeightsPreprocessing()))
     run = RunFolder(folder)
     folder.mkdir()
     run.config.touch()

@@ -11,7 +11,7 @@ from torch import nn
 from contracts import toys
 from contracts.test_objectives import StopAfter
 from paucal.backbones import BackboneSpec
-from paucal.backbones.layers import classifier_parameters, first_stage_parameters, layer_scales
+from paucal.backbones.layers import classifier_parameters, first_stage_parameters, layer_lr_scales
 from paucal.evaluation.predictions import predict_all
 from paucal.objectives import Supervised
 from paucal.objectives.finetuning import BackboneTuner, FineTuning
@@ -189,7 +189,7 @@ def test_group_scales__are_those_of_the_layers(name):
     with torch.device("meta"):
         model = timm.create_model(name, num_classes=4)
     tuner = BackboneTuner(model, FineTuning(layer_decay=0.75, freeze_epochs=1))
-    expected, heads = layer_scales(model, 0.75), classifier_parameters(model)
+    expected, heads = layer_lr_scales(model, 0.75), classifier_parameters(model)
     for step, share in ((0, 0.0), (9, 0.0), (10, 0.1), (14, 0.5), (19, 1.0), (99, 1.0)):
         scales = tuner.scales(Progress(step, 100, 10))
         for parameter, _ in model.named_parameters():

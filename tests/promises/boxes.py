@@ -631,7 +631,7 @@ def compare(boxed: BoxedImages, made: Made, maker: Maker) -> None:
     for key, index in by_key.items():
         item = expected[prefix + key]
         part = item.part if has_parts else ""
-        assert boxed.images.declared[index] in ((part,) if has_parts else ("", "train")), (key, part)
+        assert boxed.images.declared_splits[index] in ((part,) if has_parts else ("", "train")), (key, part)
         known, objects = boxed.boxes_of(index), [one for one in visible(item) if one[0] in learnt]
         assert known.size == (item.size[1], item.size[0])
         pixel = np.asarray(boxed.images.store.read(index))[0, 0].astype(int)

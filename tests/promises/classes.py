@@ -88,7 +88,7 @@ def trial(folder: Path, seed: int) -> str:
         return _checked_refusal(str(problem))
     assert not case.broken, f"{make.__name__}: what cannot be decided was read"
     found = {
-        _colour_of(images.store.read(index)): (frozenset(images.classes_of(index)), images.declared[index])
+        _colour_of(images.store.read(index)): (frozenset(images.classes_of(index)), images.declared_splits[index])
         for index in range(len(images))
     }
     plain = _plain(sorted({label for item in case.items for label in item.labels}))

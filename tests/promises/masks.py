@@ -59,7 +59,9 @@ def outcome(case: Case) -> str:
         item = left.pop(number)
         assert _distance(image, item.image) < 6, f"{key}: no image that was put in"
         assert found.masks.read(place).tolist() == item.classes.tolist(), f"{key}: other classes of pixels"
-        assert found.images.declared[place] == item.part, f"{key}: {found.images.declared[place]!r}, not {item.part!r}"
+        assert found.images.declared_splits[place] == item.part, (
+            f"{key}: {found.images.declared_splits[place]!r}, not {item.part!r}"
+        )
         if {item.part for item in case.items} == set(PARTS):
             assert found.split.parts[place] == item.part, f"{key}: used in another part"
     return "read"

@@ -14,7 +14,7 @@ from paucal.objectives.finetuning import FineTuning
 from paucal.recipes.table import RECIPES
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
-from paucal.tasks.classification.loaders import augmentation, preprocessing
+from paucal.tasks.classification.loaders import augmentation, make_preprocessing
 from paucal.tasks.classification.optimization import check_sync_bn, optimization, plan_remarks, training_plan
 from paucal.training.optimizers import parameter_groups
 from paucal.types import UserError
@@ -101,12 +101,12 @@ def test_dhvt__leaves_images_under_32_pixels_readable():
 
 def test_images__of_32_pixels_are_padded_and_shown_whole():
     settings, _ = resolved("dhvt-cifar")
-    change, size = augmentation(settings), preprocessing(settings, _statistics())
+    change, size = augmentation(settings), make_preprocessing(settings, _statistics())
     assert (change.crop, change.padding, change.hflip, change.erase_prob) == ("padded", 4, 0.5, 0.25)
     assert (size.image_size, size.crop_ratio) == ((32, 32), 1.0)
     assert settings.normalise == "imagenet"
     large, _ = resolved("dhvt-domainnet", PHOTOS)
-    assert preprocessing(large, _statistics()).crop_ratio == 224 / 256
+    assert make_preprocessing(large, _statistics()).crop_ratio == 224 / 256
     assert augmentation(large).crop == "random-resized"
 
 

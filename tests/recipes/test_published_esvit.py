@@ -11,7 +11,7 @@ from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.recipes.esvit import RECIPES
 from paucal.rules.facts import DataAndMachine
 from paucal.settings.options import check_ranges
-from paucal.studies.plan import plan
+from paucal.studies.plan import plan_runs
 from paucal.studies.reading import studies
 
 TABLES = [f"esvit-table-{number}" for number in (1, 2, 3, 5, 8)]
@@ -37,7 +37,7 @@ def published() -> list[tuple[tuple[float, float], str, dict]]:
     rows = []
     for name in TABLES:
         study = studies()[name]
-        for run in plan(study, "full"):
+        for run in plan_runs(study, "full"):
             values = dict(zip((column.name for column in study.columns), run.row.values, strict=True))
             scores = tuple(values[column.name] for column in run.columns)
             settings = whole(PretrainSettings(**run.settings), dict.fromkeys(run.settings, "given"))

@@ -7,7 +7,7 @@ from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training import with_recipe
 from paucal.methods.training_settings import TrainSettings
 from paucal.rules.facts import DataAndMachine
-from paucal.tasks.classification.loaders import preprocessing
+from paucal.tasks.classification.loaders import make_preprocessing
 from paucal.tasks.classification.optimization import optimization, training_plan
 
 IMAGENET = DataAndMachine(n_train=1_281_167, n_classes=1000, median_side=400, cores=8)
@@ -40,7 +40,7 @@ def test_rate__of_each_epoch_is_the_programs(recipe, images, rates):
 def test_program__tests_with_its_own_crop(recipe, epochs, ratio):
     settings = chosen(recipe)
     assert settings.epochs == epochs
-    assert preprocessing(settings, Normalisation()).crop_ratio == ratio
+    assert make_preprocessing(settings, Normalisation()).crop_ratio == ratio
 
 
 @pytest.mark.parametrize(("recipe", "weight"), [("swin-imagenet", 0.5), ("t2t-imagenet", 0.1)])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paucal.evaluation.protocols.evaluate import Line, Outcome
+from paucal.evaluation.protocols.evaluate import Outcome, ScoreKey
 from paucal.evaluation.protocols.table import FOLDER, compare, store_table
 from paucal.metrics.intervals import Bootstrap
 from paucal.metrics.measures import Mean
@@ -20,8 +20,8 @@ WRITERS = (write_report, write_pretraining_report)
 
 
 def store(run: RunFolder) -> None:
-    lines = [Line("knn", "k = 20", "top-1"), Line("correspondence", "crop", "distance error", "px")]
-    lines += [Line("knn", "k = 10", "top-1", headline=False)]
+    lines = [ScoreKey("knn", "k = 20", "top-1"), ScoreKey("correspondence", "crop", "distance error", "px")]
+    lines += [ScoreKey("knn", "k = 10", "top-1", headline=False)]
 
     def outcomes(hits: int, distance: float) -> list[Outcome]:
         measures = [Mean(np.arange(40) < hits), Mean(np.full(40, distance)), Mean(np.arange(40) < hits)]
@@ -62,7 +62,7 @@ def test_section__shows_scores_gains_pictures_and_images_seen_before(tmp_path, w
 
 @pytest.mark.parametrize("write", WRITERS)
 def test_section__has_a_column_and_a_gain_for_each_of_several_models(tmp_path, write):
-    run, line = RunFolder(tmp_path), Line("linear", "", "accuracy")
+    run, line = RunFolder(tmp_path), ScoreKey("linear", "", "accuracy")
     hits = {"mine": 30, **{f"other{number}": 20 + number for number in range(6)}, "random weights": 4}
     made = {name: [Outcome(line, Mean(np.arange(40) < count), 40)] for name, count in hits.items()}
     facts = {"name": "photos", "train": 120, "val": 0, "test": 40, "how": "as declared"}

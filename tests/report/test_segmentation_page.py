@@ -7,7 +7,7 @@ import pytest
 
 from paucal.report.inputs import read_run
 from paucal.report.segmentation import read_scores, write_segmentation_report
-from paucal.tasks.segmentation.scores import Tally, segmentation_report
+from paucal.tasks.segmentation.scores import PixelCounts, segmentation_report
 from paucal.types import UserError
 
 
@@ -17,7 +17,7 @@ def made(tmp_path, **changes):
     for number in range(6):
         confusion = np.zeros((4, 4), np.int64)
         confusion[:3, :3] = generator.integers(5, 90, (3, 3)) + 400 * np.eye(3, dtype=np.int64)
-        tallies.append(Tally(number, confusion))
+        tallies.append(PixelCounts(number, confusion))
     names = ("ground", "<b>road</b>", "sky", "never")
     content = {**segmentation_report(tallies, names).to_dict(), **changes}
     (tmp_path / "evaluation/test").mkdir(parents=True)

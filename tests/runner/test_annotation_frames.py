@@ -127,7 +127,7 @@ def test_masks__are_the_files_that_a_column_names(tmp_path: Path, table) -> None
     pairs = find_pairs(file)
     masked = read_masks(images_of_pairs(pairs, str(file)), pairs)
     assert masked.images.keys == names
-    assert masked.images.declared == columns["split"]
+    assert masked.images.declared_splits == columns["split"]
     assert masked.masks.read(3).tolist() == np.asarray(Image.open(root / "b" / names[3])).tolist()
     assert describe_labels(file) == {"segment": "a table of masks"}
     found = {one.name: one.text for one in paucal.check(table(columns), image="photo", mask="drawn").findings}
@@ -147,10 +147,10 @@ def test_detector__is_trained_on_a_table_and_answers_with_one(tmp_path: Path) ->
     found = answers.to_arrow()
     assert len(found) > 0
     assert found.column_names == ["path", "class", "score", "left", "top", "right", "bottom"]
-    assert len(found) == sum(len(row.found) for row in answers)
-    assert found["path"].to_pylist() == [row.path for row in answers for _ in range(len(row.found))]
+    assert len(found) == sum(len(row.detections) for row in answers)
+    assert found["path"].to_pylist() == [row.path for row in answers for _ in range(len(row.detections))]
     corners = np.stack([found[name].to_numpy() for name in ("left", "top", "right", "bottom")], 1)
-    assert np.allclose(corners, np.concatenate([row.found.boxes for row in answers]))
+    assert np.allclose(corners, np.concatenate([row.detections.boxes for row in answers]))
     if find_spec("pandas") is not None:
         assert set(run.predictions["class"]) <= {"red", "blue"}
 

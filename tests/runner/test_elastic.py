@@ -19,9 +19,9 @@ from paucal.data.sampler import StepSampler
 from paucal.data.shards.stream import Stream
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.processes import explain_lost_processes
-from paucal.runner.resuming import process_shape, with_processes
+from paucal.runner.resuming import resumed_process_counts, with_processes
 from paucal.training import Hardware
-from paucal.training.hanging import HangLimit
+from paucal.training.hanging import ProcessGroupTimeout
 from paucal.types import UserError
 
 IMAGES, STEPS = 100, 9
@@ -63,12 +63,12 @@ def test_with_processes__refuses_unequal_shares():
 
 
 def test_shape__is_given_or_launched_or_stored(monkeypatch):
-    assert process_shape({}, WIDTH) == (2, 1)
-    assert process_shape({"devices": 4}, WIDTH) == (4, 1)
+    assert resumed_process_counts({}, WIDTH) == (2, 1)
+    assert resumed_process_counts({"devices": 4}, WIDTH) == (4, 1)
     for name, value in {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "LOCAL_WORLD_SIZE": 1}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    assert process_shape({}, WIDTH) == (1, 1)  # torchrun with one process
+    assert resumed_process_counts({}, WIDTH) == (1, 1)  # torchrun with one process
 
 
 def images_of_steps(settings: TrainSettings, first: int, last: int, stream: Stream | None) -> list[Counter]:
@@ -116,7 +116,7 @@ def test_resume__with_other_forward_passes_per_step_gives_the_same_weights(befor
 def exchange(rank: int, port: int, limit: float, told) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    HangLimit(limit).on_train_start(None, None)  # type: ignore[arg-type]
+    ProcessGroupTimeout(limit).on_train_start(None, None)  # type: ignore[arg-type]
     if rank == 1:
         time.sleep(60)  # it hangs
     try:
@@ -161,10 +161,10 @@ def test_fit__limits_the_wait_while_it_trains(alone, tmp_path):
 
 @pytest.mark.parametrize(("backend", "seconds"), [("gloo", 1800), ("nccl", 600), ("cpu:gloo,cuda:nccl", 1800)])
 def test_hang_limit__afterwards_is_what_torch_begins_with(alone, monkeypatch, backend, seconds):
-    HangLimit(7).on_train_start(None, None)  # type: ignore[arg-type]
+    ProcessGroupTimeout(7).on_train_start(None, None)  # type: ignore[arg-type]
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: backend)
     monkeypatch.setattr(distributed_c10d, "default_pg_nccl_timeout", timedelta(minutes=10))  # None without NCCL
-    HangLimit(7).on_train_end(None, None)  # type: ignore[arg-type]
+    ProcessGroupTimeout(7).on_train_end(None, None)  # type: ignore[arg-type]
     assert limit() == seconds
 
 

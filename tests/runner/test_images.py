@@ -9,7 +9,7 @@ import yaml
 from data.fake_sets import MAKE, picture
 from paucal.cli.main import main
 from paucal.methods.training_settings import TrainSettings
-from paucal.runner.images import load_images, pin_data
+from paucal.runner.images import load_images, with_absolute_data_paths
 
 QUICK = ["--img-size", "16", "--epochs", "1", "-j", "0", "--model", "vit_mini", "--model-args", "depth=1"]
 
@@ -33,22 +33,22 @@ def there(tmp_path, monkeypatch) -> Path:
 
 
 def test_pin_data__makes_every_location_absolute(there, monkeypatch):
-    pinned = pin_data(TrainSettings(data="wild_train.txt", classes="names.txt", data_root="."))
+    pinned = with_absolute_data_paths(TrainSettings(data="wild_train.txt", classes="names.txt", data_root="."))
     assert pinned == TrainSettings(
         data=str(there / "wild_train.txt"), classes=str(there / "names.txt"), data_root=str(there)
     )
-    assert pin_data(TrainSettings(classes="imagenet100")).classes == "imagenet100"
+    assert with_absolute_data_paths(TrainSettings(classes="imagenet100")).classes == "imagenet100"
     monkeypatch.setenv("PAUCAL_DATA", "sets")
-    assert pin_data(TrainSettings(data="dtd")).data_root == str(there / "sets")
+    assert with_absolute_data_paths(TrainSettings(data="dtd")).data_root == str(there / "sets")
 
 
 def test_pin_data__keeps_the_built_in_digits(there):
     (there / "digits").mkdir()
-    assert pin_data(TrainSettings(data="digits")) == TrainSettings(data="digits")
+    assert with_absolute_data_paths(TrainSettings(data="digits")) == TrainSettings(data="digits")
 
 
 def test_pin_data__a_folder_of_that_name_later_changes_nothing(there, monkeypatch):
-    pinned = pin_data(TrainSettings(data="dtd", data_root="sets"))
+    pinned = with_absolute_data_paths(TrainSettings(data="dtd", data_root="sets"))
     for name in ("a", "b"):
         picture(there / "later" / "dtd" / name / "1.png", 0)
     monkeypatch.chdir(there / "later")
@@ -59,7 +59,7 @@ def test_pin_data__a_folder_of_that_name_later_changes_nothing(there, monkeypatc
 def test_load_images__takes_the_chosen_classes(there):
     images = load_images(TrainSettings(data="wild_train.txt", classes="names.txt"))
     assert images.classes == ("ant", "cow")
-    assert [images.declared.count(part) for part in ("train", "test")] == [6, 4]
+    assert [images.declared_splits.count(part) for part in ("train", "test")] == [6, 4]
 
 
 def test_train_and_eval__agree_on_the_images_from_elsewhere(there, monkeypatch, tmp_path):

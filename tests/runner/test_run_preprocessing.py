@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from contracts.test_objectives import StopAfter
-from paucal.backbones.weights.inputs import ImageInput
+from paucal.backbones.weights.inputs import WeightsPreprocessing
 from paucal.data.decode import DecodeOptions
 from paucal.data.views.normalisation import Normalisation
 from paucal.methods.training_settings import TrainSettings
@@ -21,10 +21,10 @@ from paucal.runner.console import SilentConsole
 from paucal.runner.images import normalisation
 from paucal.runner.life import begin, resume
 from paucal.tasks.classification.job import TrainingJob
-from paucal.tasks.classification.loaders import preprocessing
+from paucal.tasks.classification.loaders import make_preprocessing
 
 OWN = Normalisation((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-START = ImageInput(0.95, "bilinear", (0.5, 0.5, 0.5), (0.3, 0.3, 0.3))
+START = WeightsPreprocessing(0.95, "bilinear", (0.5, 0.5, 0.5), (0.3, 0.3, 0.3))
 TINY = {"epochs": 1, "batch_size": 8, "workers": 0, "device": "cpu"}
 
 
@@ -44,7 +44,7 @@ TINY = {"epochs": 1, "batch_size": 8, "workers": 0, "device": "cpu"}
     ],
 )
 def test_run__crops_as_its_weights_do(settings, start, ratio, chosen):
-    fed = preprocessing(TrainSettings(**{"img_size": [224], **settings}), OWN, start)
+    fed = make_preprocessing(TrainSettings(**{"img_size": [224], **settings}), OWN, start)
     assert (fed.crop_ratio, fed.interpolation) == (ratio, chosen)
     assert (fed.mean, fed.std) == (OWN.mean, OWN.std)
 

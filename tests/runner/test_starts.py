@@ -26,7 +26,14 @@ from paucal.objectives import Supervised
 from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, begin, resume
-from paucal.runner.starts import WeightsChoice, choose_start, find_start, load_start, may_choose_start, pin_start
+from paucal.runner.starts import (
+    WeightsChoice,
+    choose_initial_weights,
+    chooses_initial_weights,
+    find_initial_weights,
+    load_initial_weights,
+    with_absolute_init_path,
+)
 from paucal.tasks.classification.conclusion import Result
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
@@ -115,7 +122,9 @@ def test_init__from_a_saved_state_takes_the_averaged_weights(base):
     average = state["callbacks"]["MovingAverage"]["average"]
     settings = TrainSettings(init=str(base / "run/checkpoints/last.ckpt"), model="vit_mini")
     objective = Supervised(BackboneSpec("vit_mini", 3, image_size=(16, 16), arguments={"depth": 1}).build())
-    report = load_start(find_start(settings), settings.model, objective, ("ant", "bee", "cat"), settings.init_head)
+    report = load_initial_weights(
+        find_initial_weights(settings), settings.model, objective, ("ant", "bee", "cat"), settings.init_head
+    )
     assert report.part == "callbacks.MovingAverage.average"
     for name, value in objective.deployable().state_dict().items():
         assert torch.equal(value, average[name]), name
@@ -208,7 +217,7 @@ def test_timm__weights_that_cannot_be_fetched(monkeypatch):
     def offline(*arguments, **options):
         raise OSError("no route to anywhere. And much more.")
 
-    start = find_start(TrainSettings(init="timm"))  # which model is chosen later
+    start = find_initial_weights(TrainSettings(init="timm"))  # which model is chosen later
     monkeypatch.setattr(published_weights, "require_reachable", lambda config: None)
     monkeypatch.setattr(timm, "create_model", offline)
     with pytest.raises(
@@ -220,11 +229,11 @@ def test_timm__weights_that_cannot_be_fetched(monkeypatch):
 def test_timm__weights_are_adapted_and_their_classes_known(monkeypatch):
     torch.manual_seed(0)
     published = timm.create_model("test_vit")
-    settings, start = TrainSettings(init="timm", model="test_vit"), find_start(TrainSettings(init="timm"))
+    settings, start = TrainSettings(init="timm", model="test_vit"), find_initial_weights(TrainSettings(init="timm"))
     objective = Supervised(BackboneSpec("test_vit", 2, image_size=(64, 64)).build())
     monkeypatch.setattr(published_weights, "require_reachable", lambda config: None)
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: published)
-    report = load_start(
+    report = load_initial_weights(
         start, settings.model, objective, ("n01443537", "n01440764")
     )  # the second and the first of ImageNet
     assert report.classifier == "kept, 2 of 1000 classes found by name"
@@ -262,10 +271,12 @@ def test_auto__takes_over_what_a_run_was_trained_with():
 
 def test_pin__makes_the_start_absolute(base, monkeypatch):
     monkeypatch.chdir(base)
-    assert pin_start(TrainSettings(init="run")).init == str(base / "run")
-    assert pin_start(TrainSettings(init="run/model.safetensors")).init == str(base / "run/model.safetensors")
-    assert pin_start(TrainSettings(init="timm")).init == "timm"
-    assert pin_start(TrainSettings()).init is None
+    assert with_absolute_init_path(TrainSettings(init="run")).init == str(base / "run")
+    assert with_absolute_init_path(TrainSettings(init="run/model.safetensors")).init == str(
+        base / "run/model.safetensors"
+    )
+    assert with_absolute_init_path(TrainSettings(init="timm")).init == "timm"
+    assert with_absolute_init_path(TrainSettings()).init is None
 
 
 @pytest.mark.parametrize(
@@ -280,18 +291,18 @@ def test_pin__makes_the_start_absolute(base, monkeypatch):
     ],
 )
 def test_start__may_be_chosen_unless_the_user_names_one(init, given, may):
-    assert may_choose_start(TrainSettings(init=init), given, ("model_args",)) is may
+    assert chooses_initial_weights(TrainSettings(init=init), given, ("model_args",)) is may
 
 
 def test_chosen_start__comes_with_its_model_and_the_reason(monkeypatch):
     monkeypatch.setattr(
         "paucal.runner.starts.choose_weights", lambda *_: WeightsChoice(("resnet18", "resnet34"), "at hand")
     )
-    settings, origin, _ = choose_start(TrainSettings(), {"lr": "flag"}, 224)
+    settings, origin, _ = choose_initial_weights(TrainSettings(), {"lr": "flag"}, 224)
     assert (settings.init, settings.model) == ("auto", "resnet18")
     assert origin == {"lr": "flag", "init": "auto: at hand", "model": "auto: at hand"}
     monkeypatch.setattr("paucal.runner.starts.choose_weights", lambda *_: WeightsChoice((), "none at hand"))
-    settings, origin, _ = choose_start(TrainSettings(), {}, 224)
+    settings, origin, _ = choose_initial_weights(TrainSettings(), {}, 224)
     assert (settings.init, settings.model, origin) == (None, None, {"init": "auto: none at hand"})
 
 

@@ -13,7 +13,7 @@ from paucal.runner.console import SilentConsole
 from paucal.runner.trainer_inputs import hardware
 from paucal.settings.origins import list_origins
 from paucal.tasks.classification import assembly as training
-from paucal.tasks.classification.optimization import fit_batch
+from paucal.tasks.classification.optimization import reduce_batch_to_memory
 from paucal.tasks.pretraining import assembly as pretraining
 from paucal.types import UserError
 
@@ -43,8 +43,8 @@ def test_batch_size_auto__is_refused_where_devices_keep_pieces():
     settings = TrainSettings(device="cuda", devices=2, strategy="fsdp", batch_size=64)
     nothing: tuple = (None, None, None)
     with pytest.raises(UserError, match="give --batch-size as a number"):
-        fit_batch(settings, *nothing)
-    assert fit_batch(replace(settings, device="cpu"), *nothing)[0].batch_size == 64
+        reduce_batch_to_memory(settings, *nothing)
+    assert reduce_batch_to_memory(replace(settings, device="cpu"), *nothing)[0].batch_size == 64
 
 
 @pytest.mark.parametrize(("module", "settings_type"), [(training, TrainSettings), (pretraining, PretrainSettings)])

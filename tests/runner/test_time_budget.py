@@ -43,7 +43,7 @@ def test_time_plan__comes_back_from_the_folder_with_the_seconds_since(tmp_path):
     assert found.time.spent == pytest.approx(27, abs=1)
     assert replace(found, time=None) == plan
     assert replace(found.time, spent=20.0) == TIME
-    assert (found.most_steps, found.last_step, found.threads) == (4000, 100, 2)
+    assert (found.most_steps, found.corrected_total_steps, found.threads) == (4000, 100, 2)
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"budget": "long"}', "", json.dumps({**asdict(TIME), "more": 1})])

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from contracts import toys
 from paucal.data.sampler import StepSampler
 from paucal.runs import RunFolder
-from paucal.runs.ledger import LEDGER_FOLDER, LedgerWriter, Start, image_hashes, next_start_number, read_records
+from paucal.runs.ledger import LEDGER_FOLDER, LedgerWriter, StartRecord, image_hashes, next_start_number, read_records
 from paucal.training.ledger import Ledger
 from paucal.types import UserError
 from paucal.verbs.runs.verify import verify_run
@@ -35,7 +35,7 @@ def train(run: Path, first: int, last: int, processes: int, change=lambda step, 
     """Write the records of a start that makes steps from `first` until before `last`."""
     number = next_start_number(run)
     for rank in range(processes):
-        writer = LedgerWriter(run, Start(number, rank, processes, first, BATCH, PER_PASS))
+        writer = LedgerWriter(run, StartRecord(number, rank, processes, first, BATCH, PER_PASS))
         sampler = StepSampler(np.arange(TRAIN), BATCH // processes, last, 0, first, rank, processes)
         for step, batch in enumerate(sampler, first):
             writer.write(step, change(step, HASHES[[key.index for key in batch]]))

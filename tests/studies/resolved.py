@@ -5,7 +5,7 @@ from typing import Any
 from timm import is_model
 
 from paucal.settings.options import check_ranges
-from paucal.studies.plan import plan
+from paucal.studies.plan import plan_runs
 from paucal.studies.reading import studies
 from paucal.verbs.compare.jobs import job_of
 from paucal.verbs.eval.settings import EvalSettings
@@ -15,7 +15,7 @@ def checked(name: str, scale: str) -> list[tuple[str, Any]]:
     """Return the settings of all runs as the verb that makes them has checked them."""
     study = studies()[name]
     found = []
-    for run in plan(study, scale):
+    for run in plan_runs(study, scale):
         values = dict(run.settings)
         if run.row.maps:
             values["labels"] = "maps"

@@ -9,10 +9,10 @@ from paucal.studies import launch, outcome
 from paucal.studies.counting import count_model
 from paucal.studies.drawing import describe_sources, efficiency_figure, points_of
 from paucal.studies.numbers import Measurement, full_folder, measured_in_other_studies
-from paucal.studies.outcome import find_lines
+from paucal.studies.outcome import collect_numbers
 from paucal.studies.study import Architecture, Column, Model, Row, Study
 from paucal.studies.tables import write_results
-from paucal.studies.timing import ModelSpeed, ModelSpeeds, Spread
+from paucal.studies.timing import ModelSpeed, ModelSpeeds, Quartiles
 from paucal.types import UserError
 
 COLUMNS = (
@@ -33,13 +33,13 @@ MODELS = {
 DRAWS = {"accuracy": "linear", "throughput": "rate", "parameters": "size"}
 STUDY = Study("figure", "t", "P", "here", "figure", "count", COLUMNS, ROWS, MODELS, draws=DRAWS)
 PACES = {
-    "A one": ModelSpeed(Spread(5.0, 5.0, 5.0), None),
-    "A deep": ModelSpeed(Spread(1, 1, 1), Spread(0.2, 0.25, 0.3)),
+    "A one": ModelSpeed(Quartiles(5.0, 5.0, 5.0), None),
+    "A deep": ModelSpeed(Quartiles(1, 1, 1), Quartiles(0.2, 0.25, 0.3)),
 }
 
 
 def lines_of(elsewhere):
-    return find_lines(STUDY, (), (), timed=ModelSpeeds(PACES, "words"), other_studies=elsewhere)[0]
+    return collect_numbers(STUDY, (), (), timed=ModelSpeeds(PACES, "words"), other_studies=elsewhere)[0]
 
 
 def test_points__are_ours_where_we_have_them_else_published():
@@ -98,7 +98,7 @@ def test_numbers__of_another_study_are_those_that_it_has_written(tmp_path: Path)
 
 
 def test_study__draws_the_figure_and_quotes_what_was_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    speeds = {"DINO DeiT-S/16": ModelSpeed(Spread(2.0, 2.0, 2.0), None)}
+    speeds = {"DINO DeiT-S/16": ModelSpeed(Quartiles(2.0, 2.0, 2.0), None)}
     monkeypatch.setattr(launch, "time_models", lambda *rest: ModelSpeeds(speeds, "timed on a watch"))
     monkeypatch.setattr(outcome, "counted_value", lambda *rest: None)  # which takes seconds for each model
     found = paucal.study("esvit-figure-1", output=str(tmp_path / "study-esvit-figure-1"))

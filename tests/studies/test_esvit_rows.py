@@ -12,7 +12,7 @@ from paucal.settings.options import check_ranges
 from paucal.studies import grids
 from paucal.studies.call import DataLocations, find_locations
 from paucal.studies.listing import how_to_get
-from paucal.studies.plan import plan
+from paucal.studies.plan import plan_runs
 from paucal.studies.reading import studies
 from paucal.studies.settings import StudySettings
 from paucal.verbs.compare.grid import EVALUATION
@@ -99,7 +99,7 @@ def test_settings__of_esvits_rows_at_full_scale_are_those_of_its_fact_sheet(name
 def test_places__of_webvision_and_open_images_are_found_by_name():
     study = studies()["esvit-table-5"]
     asked = StudySettings(scale="full", data=["imagenet-1k=one", "imagenet-22k=all"], data_root="sets")
-    locations = find_locations(asked, plan(study, "full"))
+    locations = find_locations(asked, plan_runs(study, "full"))
     assert locations.by_name == {
         "imagenet-1k": "one",
         "webvision": "webvision",
@@ -115,7 +115,7 @@ def test_places__of_webvision_and_open_images_are_found_by_name():
 def test_judging__of_pre_training_at_full_scale_is_the_published_probe():
     """One linear layer on new views in every epoch; on the images of the column, where others were learned."""
     locations = DataLocations({"imagenet-1k": "/one", "webvision": "webvision"}, {})
-    runs = {run.row.name: run for run in plan(studies()["esvit-table-5"], "full")}
+    runs = {run.row.name: run for run in plan_runs(studies()["esvit-table-5"], "full")}
     call, images = SimpleNamespace(small=None, locations=locations), SimpleNamespace()
     asked = {name: grids._pretraining_settings(call, run, images)[EVALUATION] for name, run in runs.items()}
     assert asked["ImageNet-1K"] == {"augment": True}

@@ -8,8 +8,8 @@ import pytest
 from paucal.runner.console import SilentConsole
 from paucal.runs import RunFolder
 from paucal.studies.grids import shown_settings
-from paucal.studies.outcome import find_lines
-from paucal.studies.plan import plan, plan_all_runs
+from paucal.studies.outcome import collect_numbers
+from paucal.studies.plan import plan_all_runs, plan_runs
 from paucal.studies.reading import studies
 from paucal.studies.tables import shown_rows
 from paucal.studies.words import format_published
@@ -51,14 +51,14 @@ def fail(cell: Cell) -> None:
 
 def test_lines__of_features_are_means_over_seeds_and_paired_gains(tmp_path):
     study = studies()["esvit-table-2"]
-    runs = plan(study, "tiny", rows=["Swin-T, W=7"])
+    runs = plan_runs(study, "tiny", rows=["Swin-T, W=7"])
     grid = grid_of(tmp_path / "digits", runs)
     scores = {("Swin-T, W=7, L_V", 0): (0.5, 0.6), ("Swin-T, W=7, L_V", 1): (0.7, 0.8)}
     scores |= {("Swin-T, W=7, L_V+L_R", 1): (0.6, 0.9)}  # one seed of it is missing
     for cell in cells_of(grid):
         if (cell.arm.way, cell.seed) in scores:
             finish(cell, *scores[cell.arm.way, cell.seed])
-    lines, findings = find_lines(study, runs, [read_grid(grid.folder)])
+    lines, findings = collect_numbers(study, runs, [read_grid(grid.folder)])
     assert findings == []
     found = {(line.row.name, line.column.name): line for line in lines}
     own = found["Swin-T, W=7", "L_V k-NN"].measured
@@ -83,7 +83,7 @@ def test_lines__of_an_average_are_of_all_sets_and_wins_of_what_is_printed(tmp_pa
     wins = replace(study.columns[-1], name="wins", metric="wins")
     rows = tuple(replace(row, values=(*row.values, None)) for row in study.rows)
     study = replace(study, columns=(*study.columns, wins), rows=rows)
-    runs = plan(study, "full")
+    runs = plan_runs(study, "full")
     ours = {"Sup. RN50": 0, "Sup. Swin-T": 0, "EsViT Swin-T": 0}
     grids = []
     for place, column in enumerate(study.trained_columns):
@@ -96,7 +96,7 @@ def test_lines__of_an_average_are_of_all_sets_and_wins_of_what_is_printed(tmp_pa
                 scores = {"logistic": {"trained": float(str(row.values[place])) / 100, "random": 0.1}}
                 RunFolder(cell.folder).write_json(SCORES_FILE, {"scores": scores})
         grids.append(read_grid(grid.folder))
-    found = {(line.row.name, line.column.name): line for line in find_lines(study, runs, grids)[0]}
+    found = {(line.row.name, line.column.name): line for line in collect_numbers(study, runs, grids)[0]}
     for name in ours:
         line = found[name, "Average"]
         assert line.measured is not None
@@ -108,9 +108,9 @@ def test_lines__of_an_average_are_of_all_sets_and_wins_of_what_is_printed(tmp_pa
     assert told.value == 16  # a tie on MNIST and a loss on Pets
     assert found["Sup. RN50", "wins"].why == "no baseline"
     assert found["CLIP RN50", "Average"].why == "quoted"
-    fewer = {(line.row.name, line.column.name): line.why for line in find_lines(study, runs, grids[1:])[0]}
+    fewer = {(line.row.name, line.column.name): line.why for line in collect_numbers(study, runs, grids[1:])[0]}
     assert fewer["EsViT Swin-T", "Average"] == "needs all data sets"
-    tiny, _ = find_lines(study, plan(study, "tiny"), [])
+    tiny, _ = collect_numbers(study, plan_runs(study, "tiny"), [])
     assert {line.why for line in tiny if line.column.metric == "average"} == {"quoted", "not run at this scale"}
     shown = {(row["row"], row["column"]) for row in shown_rows(tiny)}
     assert ("EsViT Swin-T", "Average") in shown
@@ -120,8 +120,8 @@ def test_lines__of_an_average_are_of_all_sets_and_wins_of_what_is_printed(tmp_pa
 def test_lines__say_what_was_left_out_by_whom_and_keep_what_earlier_calls_have_measured(tmp_path):
     study = studies()["esvit-table-2"]
     whole = plan_all_runs(study, "tiny")
-    earlier = plan(study, "tiny", rows=["Swin-T, W=14"])
-    asked = plan(study, "tiny", rows=["Swin-T, W=7"], columns=["L_V linear"])
+    earlier = plan_runs(study, "tiny", rows=["Swin-T, W=14"])
+    asked = plan_runs(study, "tiny", rows=["Swin-T, W=7"], columns=["L_V linear"])
     assert [run.name for run in asked] == ["Swin-T, W=7, L_V"]  # as among all others
     assert [column.name for column in asked[0].columns] == ["L_V linear"]
     grid = grid_of(tmp_path / "digits", [*earlier, *asked])
@@ -130,7 +130,7 @@ def test_lines__say_what_was_left_out_by_whom_and_keep_what_earlier_calls_have_m
             finish(cell, 0.5, 0.6)
         if cell.arm.way == "Swin-T, W=7, L_V" and cell.seed == 0:
             fail(cell)
-    lines, _ = find_lines(study, asked, [read_grid(grid.folder)], whole)
+    lines, _ = collect_numbers(study, asked, [read_grid(grid.folder)], whole)
     found = {(line.row.name, line.column.name): line for line in lines}
     assert found["Swin-T, W=7", "L_V linear"].why == "not done"  # its other seed may still come
     assert found["Swin-T, W=7", "L_V+L_R linear"].why == "left out by --columns"
@@ -142,37 +142,37 @@ def test_lines__say_what_was_left_out_by_whom_and_keep_what_earlier_calls_have_m
     for cell in cells_of(grid):
         if cell.arm.way == "Swin-T, W=7, L_V" and cell.seed == 1:
             fail(cell)
-    lines, _ = find_lines(study, asked, [read_grid(grid.folder)], whole)
+    lines, _ = collect_numbers(study, asked, [read_grid(grid.folder)], whole)
     assert {(one.row.name, one.column.name): one.why for one in lines}["Swin-T, W=7", "L_V linear"] == "failed"
 
 
 def test_plan__names_a_run_the_same_whatever_else_is_wanted():
     study = studies()["drloc-table-2b"]
-    every = {run.name: run.settings for run in plan(study, "full")}
-    (one,) = plan(study, "full", rows=["Swin-T"], columns=["λ=0.5"])
+    every = {run.name: run.settings for run in plan_runs(study, "full")}
+    (one,) = plan_runs(study, "full", rows=["Swin-T"], columns=["λ=0.5"])
     assert one.settings == every[one.name]
     assert one.against == "Swin-T, λ=0.0"  # so that a gain is found once that is there
 
 
 def test_cells__without_labels_are_done_once_they_are_judged(tmp_path):
-    runs = plan(studies()["esvit-table-5"], "tiny")
+    runs = plan_runs(studies()["esvit-table-5"], "tiny")
     cell = cells_of(grid_of(tmp_path / "digits", runs))[0]
     cell.run.path.mkdir(parents=True)
     cell.run.write_json("summary.json", {"seconds": 1.0})
-    assert not state_of(cell).settled
+    assert not state_of(cell).is_final
     RunFolder(cell.folder).write_json(SCORES_FILE, {"scores": {}})
     assert state_of(cell).name == "done"
 
 
 def test_compare__does_not_resume_comparison_with_runs_without_labels(tmp_path):
-    grid = grid_of(tmp_path / "digits", plan(studies()["esvit-table-5"], "tiny"), commands=("paucal it",))
+    grid = grid_of(tmp_path / "digits", plan_runs(studies()["esvit-table-5"], "tiny"), commands=("paucal it",))
     with pytest.raises(UserError, match="belongs to a study: use its own command, paucal it"):
         resume_comparison(grid.folder, GridSettings(jobs=0), SilentConsole())
 
 
 def test_lines__of_counts_are_counted():
     study = studies()["dhvt-table-11"]
-    lines, _ = find_lines(replace(study, rows=study.rows[:1]), (), ())
+    lines, _ = collect_numbers(replace(study, rows=study.rows[:1]), (), ())
     params, gmacs, whole = (line.measured for line in lines)
     assert params is not None
     assert params.value == pytest.approx(6.008650)
@@ -201,7 +201,7 @@ def test_published__as_text():
 
 
 def test_settings__of_a_page_are_told_once_where_all_runs_share_them(tmp_path):
-    runs = plan(studies()["drloc-table-9"], "tiny")
+    runs = plan_runs(studies()["drloc-table-9"], "tiny")
     arms = [Arm(run.name, None, None, {**run.settings, START: ["train", "plain"]}) for run in runs]
     grid = Grid(tmp_path / runs[0].data, "images", {}, tuple(arms), (0,))
     first, *others = shown_settings(runs, (), (grid,))

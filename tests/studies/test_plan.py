@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from paucal.studies.listing import describe_hours
-from paucal.studies.plan import plan, with_given_start
+from paucal.studies.plan import plan_runs, with_given_start
 from paucal.studies.reading import studies
 from paucal.studies.words import format_hours, gpu_hours
 from paucal.types import UserError
 
 
 def planned(name: str, scale: str, **wanted):
-    return plan(studies()[name], scale, **wanted)
+    return plan_runs(studies()[name], scale, **wanted)
 
 
 def test_plan__each_cell_of_a_row_and_a_setting_is_a_run():
@@ -93,7 +93,7 @@ def test_plan__refuses_what_is_not_there(name, scale, wanted, words):
 def test_plan__says_why_there_is_no_smaller_scale():
     study = replace(studies()["drloc-table-9"], scales={}, without="of its pictures")
     with pytest.raises(UserError, match=r"has no scale 'tiny' \(of its pictures\): use full"):
-        plan(study, "tiny")
+        plan_runs(study, "tiny")
 
 
 def test_plan__a_tuned_row_begins_with_the_start_of_its_model():
@@ -116,7 +116,7 @@ def test_plan__a_tuned_row_begins_with_the_start_of_its_model():
 def test_cost__is_the_formula():
     def full_hours(study, **changes):
         study = replace(study, **changes)
-        return gpu_hours(study, plan(study, "full"), len(study.seeds))
+        return gpu_hours(study, plan_runs(study, "full"), len(study.seeds))
 
     hours = full_hours(studies()["drloc-table-2a"])
     assert hours == pytest.approx(5 * 100 * 50_000 * 3 * 2 * 4.491e9 / 50e12 / 3600)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paucal.studies.plan import start_settings
+from paucal.studies.plan import initial_weights_settings
 from paucal.studies.reading import data_sets, find_study, read_by_kind, read_data_sets, read_studies
 from paucal.studies.study import StartTraining
 from paucal.types import UserError
@@ -125,7 +125,7 @@ def test_read__what_studies_of_a_kind_share_and_what_rows_begin_with(tmp_path):
     study = read_started(tmp_path, STARTED, BY_KIND)
     assert (study.telling, study.rows[0].start, study.starts["plain"].verb) == ("of all", "plain", "train")
     scale = study.scales["tiny"]
-    settings = start_settings(study, study.starts["plain"], scale)
+    settings = initial_weights_settings(study, study.starts["plain"], scale)
     assert settings == {
         **{"init": "none", "img_size": [16], "epochs": 4, "model": "vit_mini", "method": "supervised"},
     }

@@ -15,7 +15,7 @@ from paucal.methods.training import resolve_training
 from paucal.rules.backbone import backbone_spec, model_arguments
 from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
 from paucal.studies.counting import count_model, count_network, counted_value
-from paucal.studies.plan import plan, start_settings
+from paucal.studies.plan import initial_weights_settings, plan_runs
 from paucal.studies.reading import studies
 from paucal.tasks.detection.assembly import detector_backbone
 from paucal.tasks.detection.network.detector import build_detector
@@ -166,10 +166,10 @@ def test_settings__of_tuned_models_at_the_smaller_scales_are_of_other_classes_th
             before, after = ({*read_class_list(one["classes"])} for one in (training.set, small.set))
             assert len(before) == len(after) == 5
             assert not before & after
-            runs = plan(study, scale)
+            runs = plan_runs(study, scale)
             assert all("init" not in run.settings for run in runs)  # the cell has it from its start
             rates = {run.settings["lr"] for run in runs}
-            assert rates == {start_settings(study, study.starts[runs[0].row.start], small)["lr"] / 2}
+            assert rates == {initial_weights_settings(study, study.starts[runs[0].row.start], small)["lr"] / 2}
     digits = open_digits()
     names = (read_class_list("digits-0-to-4"), read_class_list("digits-5-to-9"))
     assert sorted([*names[0], *names[1]]) == sorted(digits.classes)
@@ -185,7 +185,7 @@ def test_starts__at_the_smaller_scales_are_what_tells_the_rows_apart():
     assert {one.model for one in found["lvvit-segmentation"].values()} == {"lvvit_s", "lvvit_m", "lvvit_l"}
     assert {one.method for name in TUNED for one in found[name].values()} == {"supervised"}  # the loss comes later
     for name in TUNED:
-        for run in plan(studies()[name], "tiny"):
+        for run in plan_runs(studies()[name], "tiny"):
             start = found[name][run.row.start]
             assert (run.settings["model"], run.settings["model_args"]) == (start.model, start.model_args)
 
@@ -194,11 +194,11 @@ def test_starts__of_larger_pixels_learn_the_images_of_their_rows_at_fewer():
     """The sides are published; a stand-in has them in about the same proportion, and the same cells of four pixels."""
     for name in ENLARGED:
         study, starts = studies()[name], start_settings_of(name)
-        full = {run.name: run.settings for run in plan(study, "full")}
+        full = {run.name: run.settings for run in plan_runs(study, "full")}
         for scale, small in study.scales.items():
             assert small.start_training is not None
             assert not small.start_training.data  # those of the rows
-            for run in plan(study, scale):
+            for run in plan_runs(study, scale):
                 (side,), (published,) = run.settings["img_size"], full[run.name].get("img_size", [384])
                 assert side / small.start_training.side == pytest.approx(published / 224, rel=0.03)
                 start = starts[run.row.start]
@@ -211,7 +211,7 @@ def start_settings_of(name: str) -> dict[str, Any]:
     """Return the settings of a study's starts at the tiny scale, as the verb that makes them has checked them."""
     study, found = studies()[name], {}
     for key, start in study.starts.items():
-        values = start_settings(study, start, study.scales["tiny"])
+        values = initial_weights_settings(study, start, study.scales["tiny"])
         values |= {"labels": "maps"} if values.get("method") == "token-labeling" else {}
         job = job_of(start.verb)
         found[key], _ = job.check(job.settings_type(**values), dict.fromkeys(values, "given"))
@@ -245,7 +245,7 @@ def trained(paper: str) -> list[tuple[str, str, Any, bool]]:
         study = studies()[name]
         if not name.startswith(paper):
             continue
-        gmacs = {run.name: study.models[run.row.model].gmacs for run in plan(study, scale)}
+        gmacs = {run.name: study.models[run.row.model].gmacs for run in plan_runs(study, scale)}
         runs = [(run, settings, gmacs[run]) for run, settings in checked(name, scale)]
         parts = [(study.kind, f"{name}, {scale}: {run}", *rest) for run, *rest in runs]
         if scale == "tiny" and study.starts:
@@ -316,5 +316,5 @@ def test_models__take_the_multiply_adds_of_the_estimate(paper):
 
 def test_settings__with_images_of_their_own_are_left_to_the_user():
     study = studies()["drloc-table-3"]
-    assert {run.settings["classes"] for run in plan(study, "full")} == {"imagenet100"}
-    assert "classes" not in plan(replace(study), "tiny")[0].settings
+    assert {run.settings["classes"] for run in plan_runs(study, "full")} == {"imagenet100"}
+    assert "classes" not in plan_runs(replace(study), "tiny")[0].settings

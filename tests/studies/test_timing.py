@@ -8,16 +8,16 @@ import torch
 from paucal.runner.console import RecordingConsole
 from paucal.studies import timing
 from paucal.studies.listing import describe_status
-from paucal.studies.outcome import find_lines
+from paucal.studies.outcome import collect_numbers
 from paucal.studies.reading import studies
 from paucal.studies.settings import StudySettings
 from paucal.studies.study import Architecture, Column, Model, Row, Study
 from paucal.studies.timing import (
     ModelSpeed,
     ModelSpeeds,
-    Spread,
+    Quartiles,
     TimingEffort,
-    spread,
+    quartiles,
     time_alternately,
     time_models,
     timed_value,
@@ -56,7 +56,7 @@ def test_in_turns__counts_pairs_of_alternating_calls_after_the_first(monkeypatch
 
 
 def test_spread__is_the_median_between_the_quartiles():
-    assert spread([1.0, 2.0, 4.0]) == Spread(1.5, 2.0, 3.0)
+    assert quartiles([1.0, 2.0, 4.0]) == Quartiles(1.5, 2.0, 3.0)
 
 
 def test_times__are_paired_with_the_model_that_sets_the_scale(monkeypatch):
@@ -82,7 +82,7 @@ def test_times__are_paired_with_the_model_that_sets_the_scale(monkeypatch):
     assert "(fewer than an accelerator's 64 and 15)" in found.words
     assert console.said[1].startswith("time: about ")
     assert console.said[-1].startswith("broken is not timed: ")
-    lines, _ = find_lines(STUDY, (), (), timed=found)
+    lines, _ = collect_numbers(STUDY, (), (), timed=found)
     by_place = {(line.row.name, line.column.name): line for line in lines}
     scaled = by_place["deep", "scale"].measured
     assert scaled is not None
@@ -103,9 +103,9 @@ def counting(step, built):
 
 
 def test_values__say_why_there_is_none():
-    timed = ModelSpeeds({"plain": ModelSpeed(Spread(9.0, 10.0, 11.0), None), "broken": None}, "")
+    timed = ModelSpeeds({"plain": ModelSpeed(Quartiles(9.0, 10.0, 11.0), None), "broken": None}, "")
     plain, deep, _, broken, told = ROWS
-    assert timed_value(STUDY, plain, COLUMNS[1], timed) == (Spread(9.0, 10.0, 11.0), "")
+    assert timed_value(STUDY, plain, COLUMNS[1], timed) == (Quartiles(9.0, 10.0, 11.0), "")
     assert timed_value(STUDY, deep, COLUMNS[1], timed) == (None, "left out by --rows")
     assert timed_value(STUDY, broken, COLUMNS[0], timed) == (None, "does not run on this device")
     assert timed_value(STUDY, told, COLUMNS[0], timed) == (None, "quoted")
@@ -135,6 +135,6 @@ def test_throughput__of_esvit_is_timed_on_the_scale_of_deit():
     assert describe_status(study) == "runnable (timed on this device, nothing is trained)"
     assert {row.against for row in study.rows} == {"", "DeiT-S/16"}
     assert [row.name for row in study.rows if not row.model] == []
-    speeds = {row.name: ModelSpeed(Spread(1.0, 1.0, 1.0), Spread(0.5, 0.5, 0.5)) for row in study.rows}
+    speeds = {row.name: ModelSpeed(Quartiles(1.0, 1.0, 1.0), Quartiles(0.5, 0.5, 0.5)) for row in study.rows}
     value, _ = timed_value(study, study.rows[8], study.columns[0], ModelSpeeds(speeds, ""))
-    assert (study.rows[8].name, value) == ("Swin-T W7", Spread(503.5, 503.5, 503.5))
+    assert (study.rows[8].name, value) == ("Swin-T W7", Quartiles(503.5, 503.5, 503.5))

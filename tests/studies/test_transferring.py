@@ -13,8 +13,8 @@ from paucal.data.sources.opening import open_digits
 from paucal.runner.console import SilentConsole
 from paucal.runs import RunFolder
 from paucal.studies.call import study_folder
-from paucal.studies.outcome import find_lines
-from paucal.studies.plan import plan
+from paucal.studies.outcome import collect_numbers
+from paucal.studies.plan import plan_runs
 from paucal.studies.reading import studies
 from paucal.studies.scenes import SCENES, START_DIGITS, UNFINISHED, draw_data_sets, draw_scene, split_digits
 from paucal.studies.settings import StudySettings
@@ -32,8 +32,8 @@ from paucal.verbs.compare.grid import (
     Cell,
     Grid,
     cells_of,
-    start_of,
-    start_settings,
+    initial_weights_cell,
+    initial_weights_settings,
     state_of,
     verb_settings,
 )
@@ -56,7 +56,7 @@ def finish(cell: Cell, file: str, content: dict) -> None:
 
 def test_lines__of_detectors_are_means_over_seeds_and_paired_gains(tmp_path):
     study = studies()["drloc-table-11"]
-    runs = plan(study, "tiny")
+    runs = plan_runs(study, "tiny")
     grid = stored(tmp_path / "scenes", "detect", [Arm(run.name, None, None, {}, run.against) for run in runs])
     found = {("Mask R-CNN, Swin-T", 0): 0.5, ("Mask R-CNN, Swin-T", 1): 0.6, ("Mask R-CNN, Swin-T + L_drloc", 1): 0.9}
     for cell in cells_of(grid):
@@ -64,7 +64,7 @@ def test_lines__of_detectors_are_means_over_seeds_and_paired_gains(tmp_path):
             scores = {"ap": found[cell.arm.way, cell.seed], "ap75": 0.25, "per_class": None}
             intervals = {"ap": {"value": scores["ap"], "low": 0.1, "high": 1.0}}
             finish(cell, "evaluation/detection/metrics.json", {"scores": scores, "intervals": intervals})
-    lines, _ = find_lines(study, runs, [grid])
+    lines, _ = collect_numbers(study, runs, [grid])
     by_name = {(line.row.name, line.column.name): line for line in lines}
     own = by_name["Mask R-CNN, Swin-T", "AP box"].measured
     assert own is not None
@@ -85,7 +85,7 @@ def test_scores__of_segmenters_are_those_of_the_run_and_of_its_judge(tmp_path):
     (cell,) = cells_of(grid)
     content = {"images": 3, "mean_iou": {"value": 0.25, "low": 0.2, "high": 0.3}, "mean_accuracy": None}
     finish(cell, "evaluation/test/segmentation.json", content)
-    assert not state_of(cell).settled  # it is still to be judged
+    assert not state_of(cell).is_final  # it is still to be judged
     RunFolder(cell.folder).write_json(SCORES_FILE, {"scores": {"mean_iou_scales": {"trained": 0.5}}})
     assert state_of(cell).name == "done"
     found = scores_of(cell)
@@ -99,7 +99,7 @@ def test_scores__of_segmenters_are_those_of_the_run_and_of_its_judge(tmp_path):
 
 def test_lines__of_a_curve_are_the_monitor_s_at_a_share_of_the_epochs(tmp_path):
     study = studies()["esvit-figure-4"]
-    runs = plan(study, "tiny")
+    runs = plan_runs(study, "tiny")
     grid = stored(
         tmp_path / runs[0].data,
         "pretrain",
@@ -111,7 +111,7 @@ def test_lines__of_a_curve_are_the_monitor_s_at_a_share_of_the_epochs(tmp_path):
         rows = [f"{epoch},{(number + epoch) / 100}" for epoch in range(1, 10)]
         (cell.run.path / "metrics.csv").write_text("\n".join(["epoch,val_knn", *rows]))
         RunFolder(cell.folder).write_json(SCORES_FILE, {"scores": {"linear": {"trained": 0.5}}})
-    lines, _ = find_lines(study, runs, [grid])
+    lines, _ = collect_numbers(study, runs, [grid])
     found = [line.measured.value for line in lines if line.row.name == "Swin-T, L_V + L_R" and line.measured]
     assert found == pytest.approx([4, 7, 10, 50])
     gains = [line.measured.gain for line in lines if line.row.name == "Swin-T, L_V + L_R" and line.measured]
@@ -132,14 +132,14 @@ def test_cells__that_train_nothing_are_done_once_they_are_judged(tmp_path):
 
 def test_lines__of_distances_are_in_pixels(tmp_path):
     study = studies()["esvit-figure-8"]
-    runs = plan(study, "tiny")
+    runs = plan_runs(study, "tiny")
     arms = [Arm(run.name, None, None, {MODEL: "vit_mini"}, run.against) for run in runs]
     grid = stored(tmp_path / runs[0].data, "eval", arms, (0,))
     for cell in cells_of(grid):
         cell.folder.mkdir(parents=True)
         scores = {"correspondence": {"trained": 0.5}, "correspondence_distance": {"trained": 2.5, "random": 9.0}}
         RunFolder(cell.folder).write_json(SCORES_FILE, {"scores": scores})
-    lines, _ = find_lines(study, runs, [grid])
+    lines, _ = collect_numbers(study, runs, [grid])
     found = [(line.measured.value, line.measured.random) for line in lines[:2] if line.measured]
     assert found == [(0.5, None), (2.5, 9.0)]
 
@@ -154,18 +154,18 @@ def test_cells__begin_with_the_run_of_their_start_and_seed(tmp_path):
         if cell.seed == 0:
             finish(cell, "model.json", {})
             if cell.arm.way == "drloc":
-                assert start_settings(start_of(cells[0])) == {"init": str(cell.run.path)}
+                assert initial_weights_settings(initial_weights_cell(cells[0])) == {"init": str(cell.run.path)}
         elif cell.arm.way == "drloc":
             with pytest.raises(UserError, match="starts from the run of drloc, seed 1, which is pending"):
-                start_settings(start_of(cells[1]))
+                initial_weights_settings(initial_weights_cell(cells[1]))
             cell.folder.mkdir(parents=True)
             RunFolder(cell.folder).write_json(FAILURE_FILE, {"error": "it did not"})
     with pytest.raises(UserError, match=r"which has failed \(it did not\)"):
-        start_settings(start_of(cells[1]))
+        initial_weights_settings(initial_weights_cell(cells[1]))
     with pytest.raises(UserError, match="no run of 'drloc' with seed 2"):
-        start_of(cells[2])
-    assert start_of(replace(cells[0], settings={})) is None
-    assert start_settings(None) == {}
+        initial_weights_cell(cells[2])
+    assert initial_weights_cell(replace(cells[0], settings={})) is None
+    assert initial_weights_settings(None) == {}
     assert verb_settings(cells[0].settings) == {"seed": 0}  # the verb never sees it
 
 
@@ -244,7 +244,7 @@ def test_workers__at_rows_train_a_start_that_another_call_has_only_stored(tmp_pa
     order = []
 
     def trained(cell, quiet):
-        order.append((cell.verb, start_settings(start_of(cell))))
+        order.append((cell.verb, initial_weights_settings(initial_weights_cell(cell))))
         finish(cell, "model.json", {})
         return True
 
@@ -259,7 +259,7 @@ def test_workers__at_rows_train_a_start_that_another_call_has_only_stored(tmp_pa
 def test_images__whose_boxes_or_masks_change_are_others(kind, drawn, tmp_path):
     folder = shutil.copytree(drawn / SCENES, tmp_path / SCENES)
     images = open_images(kind, {"data": str(folder)}, SilentConsole())
-    assert images.training == 20
+    assert images.n_training_images == 20
     fingerprint = images.fingerprint()
     assert open_images(kind, {"data": str(folder)}, SilentConsole()).fingerprint() == fingerprint
     if kind == "detect":

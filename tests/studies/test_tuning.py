@@ -7,7 +7,7 @@ import pytest
 from paucal.runner.console import SilentConsole
 from paucal.runs.grid_files import is_grid_folder
 from paucal.studies.call import Call, DataLocations, with_given_images
-from paucal.studies.plan import plan
+from paucal.studies.plan import plan_runs
 from paucal.studies.reading import studies
 from paucal.studies.settings import StudySettings
 from paucal.studies.starts import with_start_images, with_starts
@@ -23,7 +23,7 @@ NEEDY = {**QUICK, START: ["train", "small"]}
 
 def begun(words: list[str], **wanted) -> dict[str, tuple[str, str]]:
     study = studies()["drloc-table-5"]
-    runs, asked = plan(study, "full", columns=["SVHN"], **wanted), StudySettings(scale="full", init=words)
+    runs, asked = plan_runs(study, "full", columns=["SVHN"], **wanted), StudySettings(scale="full", init=words)
     call = with_starts(Call(study, runs, None, asked, DataLocations({}, {}), Path("folder"), "", SilentConsole()))
     return {run.row.name: (run.settings["model"], run.settings["init"]) for run in call.runs}
 
@@ -53,7 +53,7 @@ def test_workers__of_starts_and_teachers_try_again_what_has_failed_when_asked():
 
 
 def test_images__that_are_given_are_used_whole():
-    runs = plan(studies()["dhvt-table-8"], "tiny")
+    runs = plan_runs(studies()["dhvt-table-8"], "tiny")
     assert {run.settings["classes"] for run in with_given_images(runs, StudySettings())} == {"digits-5-to-9"}
     given = with_given_images(runs, StudySettings(data=["photos"]))
     assert [(run.data, run.evaluated, run.settings["epochs"]) for run in given] == 2 * [("photos", "photos", 30)]

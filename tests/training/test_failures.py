@@ -6,7 +6,7 @@ import torch
 from contracts import toys
 from paucal.memory import is_out_of_memory
 from paucal.training import Plan, largest_batch
-from paucal.training.failures import memory_advice
+from paucal.training.failures import advise_on_memory_errors
 from paucal.types import Batch, UserError
 
 
@@ -51,10 +51,10 @@ def test_largest_batch__says_when_nothing_fits_and_passes_other_errors_on():
 def test_advice__names_what_to_lower_and_keeps_the_effective_batch():
     with (
         pytest.raises(UserError, match=r"--accumulate 4 .* --batch-size auto.* --img-size"),
-        memory_advice(Plan(9, 3, 2)),
+        advise_on_memory_errors(Plan(9, 3, 2)),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
-    with pytest.raises(RuntimeError, match="something else"), memory_advice(Plan(9, 3)):
+    with pytest.raises(RuntimeError, match="something else"), advise_on_memory_errors(Plan(9, 3)):
         raise RuntimeError("something else")
     assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"))
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))

@@ -16,7 +16,7 @@ from paucal.objectives.finetuning import FineTuning
 from paucal.tasks.detection.batches import BoxBatch
 from paucal.tasks.detection.network.detector import build_detector
 from paucal.tasks.detection.network.options import DetectorOptions
-from paucal.tasks.detection.objective import Detection
+from paucal.tasks.detection.objective import DetectionObjective
 from paucal.tasks.segmentation.crops import MASK
 from paucal.tasks.segmentation.network import segmentation_network
 from paucal.tasks.segmentation.objective import PixelObjective
@@ -54,7 +54,7 @@ def made(task: str) -> Objective:
     options = DetectorOptions(16, 16, 8, 4, 8 * REGIONS, 64, task == "cascade")
     detector = build_detector(SPEC, CLASSES, options, drop_path_rate=0.0)
     detector.proposals = FixedProposals({float(n): regions(n) for n in range(IMAGES)})  # type: ignore[assignment]
-    return Detection(detector, FineTuning())
+    return DetectionObjective(detector, FineTuning())
 
 
 def regions(number: int) -> Tensor:

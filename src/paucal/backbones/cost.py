@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from paucal.backbones.empty_models import CacheKey, build_empty
 from paucal.backbones.layout import Size
-from paucal.backbones.probe import make_probe_images
+from paucal.backbones.probe import make_dummy_images
 
 FLOAT_BYTES = 4  # size of a float32 in bytes
 
@@ -66,7 +66,7 @@ def _measure_cost(name: str, image_size: Size, key: CacheKey) -> Cost | None:
 
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
-        images = make_probe_images(model, image_size).repeat(2, 1, 1, 1).requires_grad_()  # batch norms need two images
+        images = make_dummy_images(model, image_size).repeat(2, 1, 1, 1).requires_grad_()  # batch norms need two images
         try:
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), counter, MatrixFreeAttention():
                 model(images)

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
 from paucal.backbones.names import create_model
-from paucal.backbones.probe import make_probe_images, temporary_eval_mode
+from paucal.backbones.probe import make_dummy_images, temporary_eval_mode
 from paucal.types import UserError
 
 # Exceptions that timm's constructors and models raise for unsuitable image sizes.
@@ -101,7 +101,7 @@ def supports_sizes(name: str, image_sizes: Sequence[Size], arguments: Mapping[st
     try:
         with temporary_eval_mode(backbone):
             for size in image_sizes[1:]:
-                backbone.forward(make_probe_images(backbone.model, size))
+                backbone.forward(make_dummy_images(backbone.model, size))
     except _SIZE_ERRORS:
         return False
     return True

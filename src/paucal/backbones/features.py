@@ -16,8 +16,8 @@ from paucal.backbones.layout import LayoutHints, Size, last_tensor, to_grid
 from paucal.backbones.probe import (
     FeaturePlan,
     final_prefixes,
+    make_dummy_images,
     make_feature_plan,
-    make_probe_images,
     model_name,
     temporary_eval_mode,
 )
@@ -68,7 +68,7 @@ class FeatureBackbone(nn.Module):
         self.image_size = (int(image_size[0]), int(image_size[1]))
         self._hooked = HookedTensors()
         with temporary_eval_mode(self):
-            self._plan = make_feature_plan(model, make_probe_images(model, self.image_size), self._hooked)
+            self._plan = make_feature_plan(model, make_dummy_images(model, self.image_size), self._hooked)
 
     @property
     def plan(self) -> FeaturePlan:
@@ -157,7 +157,7 @@ class FeatureBackbone(nn.Module):
             image_size: (height, width) in pixels; None for the backbone's image size.
         """
         with temporary_eval_mode(self):
-            features = self.forward(make_probe_images(self.model, image_size or self.image_size), request)
+            features = self.forward(make_dummy_images(self.model, image_size or self.image_size), request)
         return [(grid.shape[1], grid.shape[2], grid.shape[3]) for grid in features.grids]
 
     def _logits_of(self, final: Any, dense: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

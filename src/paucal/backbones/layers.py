@@ -60,7 +60,7 @@ def layer_ids(model: nn.Module) -> dict[str, int]:
     return {name: int(numbers.get(name, last)) for name, _ in model.named_parameters()}
 
 
-def layer_scales(model: nn.Module, decay: float) -> dict[str, float]:
+def layer_lr_scales(model: nn.Module, decay: float) -> dict[str, float]:
     """Return the learning-rate factor of each parameter: `decay` to the power of the number of layers above.
 
     This is the layer-wise decay of BEiT (Bao et al., ICLR 2022, appendix), as in timm's `param_groups_layer_decay`. The

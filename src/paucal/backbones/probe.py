@@ -121,7 +121,7 @@ def model_name(model: nn.Module) -> str:
     return (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or type(model).__name__
 
 
-def make_probe_images(model: nn.Module, image_size: Size) -> Tensor:
+def make_dummy_images(model: nn.Module, image_size: Size) -> Tensor:
     """Return a batch with one image of zeros, with the model's number of channels, device and dtype."""
     weight = next(p for p in model.parameters() if p.is_floating_point())
     first_conv = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)

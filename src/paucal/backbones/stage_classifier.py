@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from paucal.backbones.forward_hooks import HookedTensors, hook_output, recorded_outputs
 from paucal.backbones.layers import classifier_modules
 from paucal.backbones.layout import LayoutHints, Size, last_tensor, read_layout
-from paucal.backbones.probe import make_probe_images, model_name, prefixes_and_channels_last, temporary_eval_mode
+from paucal.backbones.probe import make_dummy_images, model_name, prefixes_and_channels_last, temporary_eval_mode
 from paucal.types import UserError
 
 N_STAGES = 3  # number of last stages to pool; earlier stages have few channels and improve accuracy less
@@ -21,7 +21,7 @@ _CELL_AXES = {"nchw": (2, 3), "nhwc": (1, 2), "tokens": (1,)}  # axes of the cel
 
 
 @dataclass(frozen=True)
-class StageMap:
+class StagePooling:
     """How to pool the output of a stage.
 
     Attributes:
@@ -44,7 +44,7 @@ class StageMap:
         return mean, variance.clamp(min=MIN_VARIANCE).sqrt()
 
 
-def last_stage_maps(model: nn.Module, image_size: Size) -> tuple[StageMap, ...]:
+def last_stage_poolings(model: nn.Module, image_size: Size) -> tuple[StagePooling, ...]:
     """Return how to pool the outputs of a model's last three stages.
 
     The result is empty if timm does not list the model's stages as modules, if the outputs of the stages are not grids
@@ -60,7 +60,7 @@ def last_stage_maps(model: nn.Module, image_size: Size) -> tuple[StageMap, ...]:
     if not are_modules or not names or not classifier_modules(model):
         return ()
     with recorded_outputs(model, names[-N_STAGES:]) as outputs, temporary_eval_mode(model):
-        model(make_probe_images(model, image_size))
+        model(make_dummy_images(model, image_size))
     prefixes, channels_last = prefixes_and_channels_last(model)
     maps = []
     for name in names[-N_STAGES:]:
@@ -70,7 +70,7 @@ def last_stage_maps(model: nn.Module, image_size: Size) -> tuple[StageMap, ...]:
         if layout is None:
             return ()
         channels = output.shape[1 if layout.kind == "nchw" else -1]
-        maps.append(StageMap(name, layout.kind, layout.prefix, channels))
+        maps.append(StagePooling(name, layout.kind, layout.prefix, channels))
     return tuple(maps)
 
 
@@ -79,10 +79,10 @@ class StagePool:
 
     Args:
         model: A timm model, on which hooks stay until `close` is called.
-        maps: Maps to pool, see `last_stage_maps`.
+        maps: Maps to pool, see `last_stage_poolings`.
     """
 
-    def __init__(self, model: nn.Module, maps: Sequence[StageMap]) -> None:
+    def __init__(self, model: nn.Module, maps: Sequence[StagePooling]) -> None:
         self.maps, self._hooked = tuple(maps), HookedTensors()
         self._handles = [hook_output(model, stage.name, self._hooked) for stage in maps]
         self._hooked.tensors = {}
@@ -113,12 +113,12 @@ class StageClassifier(nn.Linear):
 
     Args:
         model: Network whose stages are pooled.
-        maps: Maps to pool, see `last_stage_maps`.
+        maps: Maps to pool, see `last_stage_poolings`.
         n_last_features: Number D of last features.
         n_classes: Number K of classes.
     """
 
-    def __init__(self, model: nn.Module, maps: Sequence[StageMap], n_last_features: int, n_classes: int) -> None:
+    def __init__(self, model: nn.Module, maps: Sequence[StagePooling], n_last_features: int, n_classes: int) -> None:
         pool = StagePool(model, maps)
         super().__init__(n_last_features + pool.width, n_classes)
         self.pool = pool
@@ -147,7 +147,7 @@ def stage_classifier(model: nn.Module) -> StageClassifier | None:
 
 def add_stage_classifier(model: nn.Module, image_size: Size) -> nn.Module:
     """Replace a model's linear classifier by a `StageClassifier` with random weights, in place; return the model."""
-    names, maps = classifier_modules(model), last_stage_maps(model, image_size)
+    names, maps = classifier_modules(model), last_stage_poolings(model, image_size)
     classifier = model.get_submodule(names[0]) if len(names) == 1 else None
     if not isinstance(classifier, nn.Linear) or not maps:
         raise UserError(

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from paucal.backbones import BackboneSpec, FeatureBackbone, fit_to_image_size
 from paucal.backbones.empty_models import build_empty, patch_size
 from paucal.backbones.layout import Size
-from paucal.backbones.probe import make_probe_images, model_name, temporary_eval_mode
+from paucal.backbones.probe import make_dummy_images, model_name, temporary_eval_mode
 from paucal.backbones.sizing import fit_to_image_sizes
 from paucal.types import FeatureRequest, UserError
 
@@ -32,7 +32,7 @@ N_PYRAMID_LEVELS = 4  # number of feature maps built from a single grid
 BATCH_NORM_CLASSES = (nn.modules.batchnorm._BatchNorm,)  # base classes of batch norms
 
 
-class StageMaps(nn.Module):
+class PyramidBackbone(nn.Module):
     """A backbone that returns feature maps with increasing strides, for images of any size.
 
     For models without batch norms (Swin, ConvNeXt), each map is normalised by a layer norm, as in the published
@@ -53,7 +53,7 @@ class StageMaps(nn.Module):
 
     Example:
         >>> import timm, torch
-        >>> maps = StageMaps(FeatureBackbone(timm.create_model("resnet18", num_classes=0), (64, 64)))
+        >>> maps = PyramidBackbone(FeatureBackbone(timm.create_model("resnet18", num_classes=0), (64, 64)))
         >>> maps.strides, maps.channels
         ((4, 8, 16, 32), (64, 128, 256, 512))
         >>> [tuple(grid.shape[2:]) for grid in maps(torch.zeros(1, 3, 50, 70))]
@@ -154,7 +154,7 @@ class StageMaps(nn.Module):
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         side = 2 * self.multiple
         with temporary_eval_mode(self), torch.enable_grad():
-            images = make_probe_images(self.backbone.model, self.fixed_size or (side, side))
+            images = make_dummy_images(self.backbone.model, self.fixed_size or (side, side))
             total = sum((grid.sum() for grid in self(images)), start=images.new_zeros(()))
             gradients = torch.autograd.grad(total, parameters, allow_unused=True)
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -162,7 +162,9 @@ class StageMaps(nn.Module):
                 parameter.requires_grad_(False)
 
 
-def stage_maps(spec: BackboneSpec, drop_path_rate: float | None = None, finest: int = MIN_STRIDE) -> StageMaps:
+def build_pyramid_backbone(
+    spec: BackboneSpec, drop_path_rate: float | None = None, finest: int = MIN_STRIDE
+) -> PyramidBackbone:
     """Build a backbone that returns feature maps, for images of any size if the model supports this.
 
     Args:
@@ -176,8 +178,8 @@ def stage_maps(spec: BackboneSpec, drop_path_rate: float | None = None, finest: 
     try:
         fit_to_image_sizes(spec.name, [spec.image_size, other_size], arguments)
     except UserError:
-        return StageMaps(spec.build(drop_path_rate=drop_path_rate), any_size=False, finest=finest)
-    return StageMaps(spec.build([spec.image_size, other_size], drop_path_rate), finest=finest)
+        return PyramidBackbone(spec.build(drop_path_rate=drop_path_rate), any_size=False, finest=finest)
+    return PyramidBackbone(spec.build([spec.image_size, other_size], drop_path_rate), finest=finest)
 
 
 def pyramid_factors(stride: float) -> tuple[float, ...]:

@@ -167,12 +167,12 @@ class ParsedRun(NamedTuple):
 
     Attributes:
         values: All values.
-        given: Origin ("flag" or "config") of each value that the user gave.
+        given_origins: Origin ("flag" or "config") of each value that the user gave.
         given_settings: Settings that the user gave, by name.
     """
 
     values: Namespace
-    given: dict[str, str]
+    given_origins: dict[str, str]
     given_settings: dict[str, Any]
 
 

@@ -97,9 +97,9 @@ def run(argv: Sequence[str]) -> int:
 
 def _has_streams(paths: Sequence[str], watch: str | None, given: Mapping[str, str]) -> bool:
     """Return whether the input is videos, cameras or a watched folder; if not, refuse flags for such input."""
-    from paucal.verbs.predict.video import is_moving
+    from paucal.verbs.predict.video import is_video_source
 
-    has_streams = watch is not None or any(map(is_moving, paths))
+    has_streams = watch is not None or any(map(is_video_source, paths))
     for name in ("every", "idle", "annotated"):
         if name in given and not has_streams:
             raise UserError(f"--{name} is for videos, cameras and --watch: remove --{name}, or give a video.")

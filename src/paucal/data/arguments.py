@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.channels.pixels import Planes
+from paucal.data.channels.pixels import MultichannelImage
 from paucal.types import UserError
 
 ImageInMemory = Image.Image | NDArray[np.generic]
@@ -48,7 +48,7 @@ def path_text(path: Any, subject: str) -> str:
 
 def _as_iterable(images: Any, expected: str) -> Iterable[Any]:
     """Return the images or paths of an argument as an iterable; a single image or path becomes a list of length 1."""
-    if isinstance(images, str | os.PathLike | Image.Image | Planes) or _is_array(images):
+    if isinstance(images, str | os.PathLike | Image.Image | MultichannelImage) or _is_array(images):
         return [images]
     # Iterating over a mapping or a table would give its column names, and iterating over bytes would give integers.
     is_invalid = isinstance(images, bytes | bytearray | Mapping) or hasattr(images, "columns")
@@ -58,7 +58,7 @@ def _as_iterable(images: Any, expected: str) -> Iterable[Any]:
 
 
 def _check_image(image: Any, number: int, expected: str) -> ImageInMemory:
-    if isinstance(image, Image.Image | Planes) or _is_array(image):
+    if isinstance(image, Image.Image | MultichannelImage) or _is_array(image):
         return image  # type: ignore[return-value]
     raise UserError(f"image {number} is of the type {_describe_type(image)}, {expected}.")
 

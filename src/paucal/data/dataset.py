@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from paucal.data.decoded.in_memory import CachedStore
+from paucal.data.decoded.in_memory import InMemoryStore
 from paucal.data.decoded.on_disk import MappedStore
 from paucal.data.images import UNKNOWN, ImageSet, Targets
 from paucal.data.maps.reader import list_map_classes
@@ -53,8 +53,8 @@ class ViewDataset(Dataset[Sample]):
         views: (transform, count) pairs, in order: each transform and the number of views that it makes.
         seed: Seed of the run. Randomness is seeded from (seed, epoch, index, repeat), so neither the number of workers
             nor other samples change a sample.
-        labels: True adds the set's labels to the samples.
-        geometry: True adds the geometry of each view, which the transforms return; see `types.Batch.geometry`.
+        with_labels: True adds the set's labels to the samples.
+        with_geometry: True adds the geometry of each view, which the transforms return; see `types.Batch.geometry`.
         label_maps: Function that returns the dense targets of an image by name, given the position of the image in the
             set; None adds no dense targets.
     """
@@ -64,16 +64,16 @@ class ViewDataset(Dataset[Sample]):
         image_set: ImageSet,
         views: Sequence[tuple[ViewTransform, int]],
         seed: int,
-        labels: bool = True,
-        geometry: bool = False,
+        with_labels: bool = True,
+        with_geometry: bool = False,
         label_maps: ReadLabelMaps | None = None,
     ) -> None:
-        if labels and not image_set.labelled and image_set.multi_hot is None:
+        if with_labels and not image_set.has_single_labels and image_set.multi_hot is None:
             raise ValueError(f"labels=True, but images of {image_set.location} have no labels")
         self.image_set, self.seed = image_set, seed
         self._transforms = [transform for transform, count in views for _ in range(count)]
-        self._labels: Targets | None = image_set.targets if labels else None
-        self._with_geometry, self._label_maps = geometry, label_maps
+        self._labels: Targets | None = image_set.targets if with_labels else None
+        self._with_geometry, self._label_maps = with_geometry, label_maps
 
     def __len__(self) -> int:
         return len(self.image_set)
@@ -129,7 +129,7 @@ def decoded_pixels(store: Store, index: int) -> NDArray[np.uint8] | None:
         store, index = store.locate(index)
     if isinstance(store, MappedStore):
         return store.entry.view(index)
-    return store.view(index) if isinstance(store, CachedStore) else None
+    return store.view(index) if isinstance(store, InMemoryStore) else None
 
 
 def as_label(target: NDArray[np.integer] | np.integer) -> int | Tensor:

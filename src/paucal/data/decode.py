@@ -16,7 +16,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from paucal.data.channels.pixels import deep_values, is_deep, to_8_bits
+from paucal.data.channels.pixels import has_high_bit_depth, high_bit_values, to_8_bits
 from paucal.data.small_jpeg import decode_small
 from paucal.types import UserError
 from paucal.wording import counted, join_first_few
@@ -51,13 +51,13 @@ class Orientation:
 
     Attributes:
         value: EXIF orientation from 1 to 8; 1 if the file has no valid orientation.
-        stored: (height, width) in pixels of the image as it is stored.
-        upright: (height, width) in pixels of the upright image.
+        stored_size: (height, width) in pixels of the image as it is stored.
+        upright_size: (height, width) in pixels of the upright image.
     """
 
     value: int
-    stored: tuple[int, int]
-    upright: tuple[int, int]
+    stored_size: tuple[int, int]
+    upright_size: tuple[int, int]
 
     @property
     def is_ambiguous(self) -> bool:
@@ -66,7 +66,7 @@ class Orientation:
         The image size in an annotation file then does not tell which of the two was annotated. This is the case if the
         image is rotated by 180 degrees, mirrored or square.
         """
-        return self.value != 1 and self.stored == self.upright
+        return self.value != 1 and self.stored_size == self.upright_size
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def upright_rgb(image: Image.Image, options: DecodeOptions = DEFAULT_DECODE_OPTI
 
 def _decode_upright(image: Image.Image, size: tuple[int, int], value_range: tuple[float, float] | None) -> Image.Image:
     transposition = _exif_transposition(image)
-    deep_pixels = deep_values(image) if is_deep(image) else None  # read before `load` closes the file
+    deep_pixels = high_bit_values(image) if has_high_bit_depth(image) else None  # read before `load` closes the file
     image.load()
     rgb = _to_rgb(image) if deep_pixels is None else to_8_bits(deep_pixels, value_range).convert("RGB")
     if rgb.size != size:
@@ -210,8 +210,8 @@ def read_orientation(source: ImageSource, name: str) -> Orientation:
 def check_decodes(source: ImageSource, name: str, options: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> None:
     """Raise `UnreadableImage` if an image cannot be decoded to its last byte; a JPEG is decoded at 1/8 of its size."""
     with open_image(source, name) as image:
-        if is_deep(image):
-            to_8_bits(deep_values(image), options.value_range)
+        if has_high_bit_depth(image):
+            to_8_bits(high_bit_values(image), options.value_range)
             return
         if image.format in _DRAFT_FORMATS:
             image.draft(image.mode, (1, 1))
@@ -229,7 +229,7 @@ def decode_reduced(
         (height, width) at full size.
     """
     with open_image(source, name) as image:
-        mode, full_size = image.mode, _orientation_of(image).upright
+        mode, full_size = image.mode, _orientation_of(image).upright_size
         if image.format in _DRAFT_FORMATS:
             image.draft(image.mode, (side, side))
         return upright_rgb(image, DecodeOptions(value_range=value_range)), mode, full_size
@@ -243,7 +243,7 @@ def open_image(source: ImageSource, name: str) -> Iterator[Image.Image]:
         UnreadableImage: The image cannot be opened, or the `with` block raises an exception.
     """
     file = io.BytesIO(source) if isinstance(source, bytes) else source
-    with decoding_errors(name):
+    with wrap_decoding_errors(name):
         if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
             raise ValueError("it is not a regular file (a pipe or a device, for instance)")
         with _SILENCED_WARNINGS, Image.open(file, formats=_readable_formats()) as image:
@@ -260,7 +260,7 @@ def check_shape(width: int, height: int) -> None:
 
 
 @contextmanager
-def decoding_errors(name: str) -> Iterator[None]:
+def wrap_decoding_errors(name: str) -> Iterator[None]:
     """Turn any exception of a decoder into an `UnreadableImage` that names the image."""
     try:
         yield

@@ -49,15 +49,15 @@ class ImageSet:
             or `train.parquet#12` for a row.
         labels: (N,) class numbers, as int64 or, for shards, in a smaller type; -1 for unlabelled images, and for all
             images if there is a `multi_hot`.
-        declared: Split that the source itself assigns to each image: "train", "val" or "test"; "" if the source assigns
-            no split.
+        declared_splits: Split that the source itself assigns to each image: "train", "val" or "test"; "" if the source
+            assigns no split.
         store: Store that reads the pixels.
         hints: Properties of the images from which default settings are chosen.
         notes: Sentences on what was left out or looks wrong, for `paucal check` and the report.
         columns: Other columns of the table that lists the images, by name, with one cell of text per image.
         column_problems: Error message for each column in `columns` that cannot be used (because two columns have the
             same name, for instance), by the name of the column.
-        reading: Size, channels and value ranges of the images that the store returns.
+        decode_options: Size, channels and value ranges of the images that the store returns.
         multi_hot: (N, K) int8 if an image may have several labels or none: 1 for a label, 0 for no label, `UNKNOWN`
             (-1) if unknown. None if each image has one label.
         stream: Positions of streamed images in large shards; None if the images are not streamed but decoded before a
@@ -69,18 +69,18 @@ class ImageSet:
     classes: tuple[str, ...]
     keys: Sequence[str]
     labels: NDArray[np.integer]
-    declared: Sequence[str]
+    declared_splits: Sequence[str]
     store: Store
     hints: Hints = Hints()
     notes: tuple[str, ...] = ()
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     column_problems: Mapping[str, str] = field(default_factory=dict)
-    reading: DecodeOptions = DEFAULT_DECODE_OPTIONS
+    decode_options: DecodeOptions = DEFAULT_DECODE_OPTIONS
     multi_hot: NDArray[np.int8] | None = None
     stream: Stream | None = None
 
     def __post_init__(self) -> None:
-        lengths = {len(self.keys), len(self.labels), len(self.declared), len(self.store)}
+        lengths = {len(self.keys), len(self.labels), len(self.declared_splits), len(self.store)}
         lengths |= {len(column) for column in self.columns.values()}
         lengths |= set() if self.stream is None else {len(self.stream)}
         if len(lengths) != 1:
@@ -103,7 +103,7 @@ class ImageSet:
         return len(self.keys)
 
     @property
-    def labelled(self) -> bool:
+    def has_single_labels(self) -> bool:
         """Whether every image has one label."""
         return bool(self.classes) and bool((self.labels >= 0).all())
 
@@ -129,7 +129,7 @@ class ImageSet:
         label = int(self.labels[index])
         return [self.classes[label]] if label >= 0 else []
 
-    def members_of(self, label: int) -> NDArray[np.int64]:
+    def positions_of_class(self, label: int) -> NDArray[np.int64]:
         """Return the positions of the images of a class."""
         return np.flatnonzero(self.labels == label if self.multi_hot is None else self.multi_hot[:, label] == 1)
 
@@ -192,7 +192,7 @@ class ImageSet:
             self,
             keys=take_strings(self.keys, indices),
             labels=self.labels[indices],
-            declared=take_strings(self.declared, indices),
+            declared_splits=take_strings(self.declared_splits, indices),
             store=StoreSelection(self.store, indices),
             notes=(*self.notes, note) if note else self.notes,
             columns={name: [column[i] for i in indices] for name, column in self.columns.items()},
@@ -217,16 +217,16 @@ def reduce_images(images: ImageSet, side: int) -> ImageSet:
 
     A JPEG is then decoded at a smaller size, which takes a twentieth of the time for a camera photo.
     """
-    reading = replace(images.reading, side=side)
-    return replace(images, store=ConvertedStore(images.store, reading), reading=reading)
+    reading = replace(images.decode_options, side=side)
+    return replace(images, store=ConvertedStore(images.store, reading), decode_options=reading)
 
 
 def full_size_image(images: ImageSet, index: int) -> Image.Image:
     """Return an image of a set at its original size."""
-    if images.reading.side is None:
+    if images.decode_options.side is None:
         return images.store.read(index)
     store, position = locate_original(images.store, index)
-    return ConvertedStore(store, replace(images.reading, side=None)).read(position)
+    return ConvertedStore(store, replace(images.decode_options, side=None)).read(position)
 
 
 def without_decoded_copies(images: ImageSet) -> ImageSet:
@@ -234,4 +234,4 @@ def without_decoded_copies(images: ImageSet) -> ImageSet:
     store = images.store
     if isinstance(store, DecodedCopies) and store.original is not None:
         store = store.original
-    return replace(images, store=store, reading=DEFAULT_DECODE_OPTIONS)
+    return replace(images, store=store, decode_options=DEFAULT_DECODE_OPTIONS)

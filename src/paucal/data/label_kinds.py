@@ -18,11 +18,11 @@ from paucal.data.sources.archive import is_archive, open_archive
 from paucal.data.sources.folder import open_folder
 from paucal.data.sources.parquet import PARQUET_SUFFIXES, find_parquet
 from paucal.data.sources.source import SourceOptions
-from paucal.data.sources.table_columns import describes_images, find_tables
+from paucal.data.sources.table_columns import find_tables, is_image_table
 from paucal.data.sources.table_reading import TABLE_SUFFIXES
 from paucal.data.sources.tables import find_train_list
 from paucal.data.sources.voc import is_voc
-from paucal.data.splits.part_names import part_of_name
+from paucal.data.splits.part_names import split_in_name
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, join_first_few
 
@@ -68,7 +68,7 @@ def refuse_other_kinds(path: Path, verb: str) -> None:
 
 
 @contextmanager
-def name_other_kinds(path: Path, verb: str) -> Iterator[None]:
+def report_other_label_kinds(path: Path, verb: str) -> Iterator[None]:
     """In this context, turn a `NoLabelsError` into an error that names other kinds of labels at the path, if any."""
     try:
         yield
@@ -83,7 +83,7 @@ def refuse_masks(images: ImageSet) -> None:
         raise _other_kinds_error(images.location, {"segment": masks.describe()}, "train")
 
 
-def refuse_structure_folders(path: Path, names: tuple[str, ...]) -> None:
+def refuse_non_class_folders(path: Path, names: tuple[str, ...]) -> None:
     """Raise a UserError if the folders that would be read as classes are called `images`, `labels` or similar.
 
     The message lists the contents of these folders, and the files that each paucal command reads.
@@ -131,7 +131,7 @@ def _describe_masks(path: Path) -> str:
     tree = folder_tree(path.parent, [path.name]) if is_json else open_tree(path)
     if panoptic := find_panoptic(tree):
         return f"masks as {PANOPTIC_NAME} ({panoptic[0]})"
-    masks = find_masks_in_set(tree.images, tree.store(list(tree.images)))
+    masks = find_masks_in_set(tree.images, tree.make_store(list(tree.images)))
     return masks.describe() if masks else ""
 
 
@@ -148,7 +148,7 @@ def _describe_classes(path: Path) -> str:
     annotation_files = find_annotation_files(path)
     if is_file:
         is_other = path.suffix.lower() not in TABLE_SUFFIXES or annotation_files is not None or is_mask_table(path)
-        return "" if is_other or not describes_images(path, SourceOptions()) else "a table of classes"
+        return "" if is_other or not is_image_table(path, SourceOptions()) else "a table of classes"
     if path.is_dir():
         boxes = set(annotation_files.files) if annotation_files else set()
         tables = find_tables(path, SourceOptions())
@@ -161,7 +161,7 @@ def _describe_classes(path: Path) -> str:
     names = (open_archive(path) if is_archive(path) else open_folder(path)).classes
     if (
         len(names) < 2
-        or are_parts(names)
+        or are_split_names(names)
         or {name.lower() for name in names} & set(STRUCTURE_FOLDERS)
         or _describe_masks(path)
     ):
@@ -169,9 +169,9 @@ def _describe_classes(path: Path) -> str:
     return f"class folders ({join_first_few(names, MAX_CLASSES_SHOWN)})"
 
 
-def are_parts(names: Sequence[str]) -> bool:
+def are_split_names(names: Sequence[str]) -> bool:
     """Return whether all folder names stand for splits (train, val or test), such as `train2017` and `val2017`."""
-    return bool(names) and all(part_of_name(name) for name in names)
+    return bool(names) and all(split_in_name(name) for name in names)
 
 
 def boxes_note(path: Path) -> str:

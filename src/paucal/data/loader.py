@@ -122,17 +122,19 @@ def make_eval_loader(
     batch_size: int,
     workers: int = 0,
     rank: int = 0,
-    world: int = 1,
+    world_size: int = 1,
     pin_memory: bool = False,
 ) -> DataLoader[Sample]:
-    """Return a loader that reads each image once, in order; process `rank` gets every `world`-th image.
+    """Return a loader that reads each image once, in order; process `rank` gets every `world_size`-th image.
 
     `Batch.labels` is None if any image has no label. With `Batch.ids` the results of several processes can be put in
     order.
     """
-    rank_indices = np.asarray(indices, dtype=np.int64)[rank::world]
+    rank_indices = np.asarray(indices, dtype=np.int64)[rank::world_size]
     has_labels = bool(image_set.classes) and bool((image_set.labels[indices] >= 0).all())
-    dataset = ViewDataset(image_set, [(transform, 1)], seed=0, labels=has_labels or image_set.multi_hot is not None)
+    dataset = ViewDataset(
+        image_set, [(transform, 1)], seed=0, with_labels=has_labels or image_set.multi_hot is not None
+    )
     return make_ordered_loader(dataset, rank_indices, batch_size, collate, workers, pin_memory)
 
 

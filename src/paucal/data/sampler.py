@@ -27,7 +27,7 @@ class StepSampler(Sampler[list[SampleKey]]):
     """Yields the sample keys of each forward pass of a run, starting at any forward pass.
 
     An epoch is a permutation of the images that depends on (seed, epoch). The permutation of streamed images keeps
-    neighbours close (`shards.stream`). A forward pass takes the next `world` x `batch_size` images and gives each
+    neighbours close (`shards.stream`). A forward pass takes the next `world_size` x `batch_size` images and gives each
     process `batch_size` images, so two processes see the same images as one process with twice the batch size. If the
     set is smaller than the batch, images are repeated with new augmentation to fill the batch.
 
@@ -38,7 +38,7 @@ class StepSampler(Sampler[list[SampleKey]]):
         seed: Seed of the run.
         start: Number of forward passes that are already done.
         rank: Rank of this process.
-        world: Number of processes.
+        world_size: Number of processes.
         shuffle: False keeps the order of `indices` in every epoch.
         repeats: Number of times that each image is drawn in a row, each time with new augmentation (repeated
             augmentation, arXiv:1902.05509). An epoch then has the same number of steps, but `repeats` times fewer
@@ -58,7 +58,7 @@ class StepSampler(Sampler[list[SampleKey]]):
     seed: int
     start: int = 0
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
     shuffle: bool = True
     repeats: int = 1
     accumulate: int = 1
@@ -67,13 +67,15 @@ class StepSampler(Sampler[list[SampleKey]]):
     on_pass: Callable[[StreamOrder, int], None] | None = None
 
     def __post_init__(self) -> None:
-        if len(self.indices) == 0 or min(self.batch_size, self.world, self.repeats, self.accumulate) < 1:
+        if len(self.indices) == 0 or min(self.batch_size, self.world_size, self.repeats, self.accumulate) < 1:
             raise ValueError(
                 f"expected images and positive counts, got {len(self.indices)} images, batch size "
-                f"{self.batch_size}, {self.world} processes, {self.repeats} repeats"
+                f"{self.batch_size}, {self.world_size} processes, {self.repeats} repeats"
             )
-        if not (0 <= self.rank < self.world and 0 <= self.start <= self.steps):
-            raise ValueError(f"rank {self.rank} of {self.world} or start {self.start} of {self.steps} is out of range")
+        if not (0 <= self.rank < self.world_size and 0 <= self.start <= self.steps):
+            raise ValueError(
+                f"rank {self.rank} of {self.world_size} or start {self.start} of {self.steps} is out of range"
+            )
 
     def __len__(self) -> int:
         """Return the number of forward passes of the whole run, regardless of `start`."""
@@ -127,7 +129,7 @@ class StepSampler(Sampler[list[SampleKey]]):
 
     @property
     def _global_batch(self) -> int:
-        return self.batch_size * self.world
+        return self.batch_size * self.world_size
 
 
 def balanced_order(

@@ -11,7 +11,7 @@ from PIL import Image
 
 from paucal.data.channels.decoding import check_image, convert_image, decode_image, image_shape, reduce_size
 from paucal.data.channels.pixels import RGB
-from paucal.data.decode import DEFAULT_DECODE_OPTIONS, DecodeOptions, ImageSource, decoding_errors
+from paucal.data.decode import DEFAULT_DECODE_OPTIONS, DecodeOptions, ImageSource, wrap_decoding_errors
 
 
 class Store(Protocol):
@@ -224,7 +224,7 @@ class ConvertedStore(NestedStore):
             return decode_image(store.source(position), store.name(position), self.reading)
         if self.reading.channels == RGB:
             return reduce_size(store.read(position), self.reading)
-        with decoding_errors(f"number {index + 1}"):
+        with wrap_decoding_errors(f"number {index + 1}"):
             return convert_image(store.read(position), self.reading)
 
     def check(self, index: int) -> None:

@@ -99,7 +99,7 @@ class StringArray(_Strings):
         """Return the strings with `prefix` before each."""
         return StringArray(_join_pairs(pa.scalar(_encode(prefix), _ARROW_TYPE), self._values))
 
-    def order(self) -> NDArray[np.int64]:
+    def argsort(self) -> NDArray[np.int64]:
         """Return the positions that sort the strings by code points."""
         return pc.call_function("array_sort_indices", [self._values]).to_numpy().astype(np.int64)
 
@@ -150,15 +150,15 @@ class GroupedStrings(_Strings):
             pieces.append(names.prefixed(f"{self._groups[group]}/"))
         return StringArray.concatenate(pieces).take(np.argsort(group_order, kind="stable"))
 
-    def order(self) -> NDArray[np.int64]:
+    def argsort(self) -> NDArray[np.int64]:
         """Return the positions that sort the strings by code points."""
         prefixes = [_encode(f"{group}/") for group in self._groups]
         numbers = sorted(range(len(prefixes)), key=prefixes.__getitem__)
         if any(prefixes[second].startswith(prefixes[first]) for first, second in itertools.pairwise(numbers)):
             # If one prefix begins with another, the sorted names of the two groups are mixed.
-            return self.take(np.arange(len(self))).order()
+            return self.take(np.arange(len(self))).argsort()
         nonempty = [number for number in numbers if self._counts[number]]
-        return np.concatenate([self._ends[n] - self._counts[n] + self._read(n).order() for n in nonempty])
+        return np.concatenate([self._ends[n] - self._counts[n] + self._read(n).argsort() for n in nonempty])
 
 
 class RepeatedStrings(_Strings):
@@ -216,15 +216,15 @@ def take_strings(strings: Sequence[str], indices: NDArray[np.int64]) -> Sequence
     return [strings[position] for position in positions]
 
 
-def sorted_positions(strings: Sequence[str]) -> NDArray[np.int64]:
+def argsort_strings(strings: Sequence[str]) -> NDArray[np.int64]:
     """Return the positions that sort strings.
 
     Example:
-        >>> sorted_positions(["b", "a"]).tolist()
+        >>> argsort_strings(["b", "a"]).tolist()
         [1, 0]
     """
     if isinstance(strings, StringArray | GroupedStrings):
-        return strings.order()
+        return strings.argsort()
     return np.asarray(sorted(range(len(strings)), key=strings.__getitem__), dtype=np.int64)
 
 

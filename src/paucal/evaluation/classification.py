@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paucal.evaluation.calibration import calibration_error, reach_thresholds
-from paucal.evaluation.predictions import Predictions, majority_classes, require_classes, require_finite
+from paucal.evaluation.predictions import Predictions, majority_classes, require_class_count, require_finite
 from paucal.evaluation.results import ClassificationReport, ClassRow, Majority, MultiLabelReport, MultiLabelRow
 from paucal.metrics.intervals import Bootstrap, Score, mirrored_percentile, percentile, proportion_score
 from paucal.metrics.measures import (
@@ -104,7 +104,7 @@ def _check_predictions(predictions: Predictions, classes: Sequence[str]) -> None
     labels = predictions.labels
     if len(predictions) == 0:
         raise UserError("there are no images to evaluate: give a folder or a split that contains images.")
-    require_classes(predictions, classes)
+    require_class_count(predictions, classes)
     if labels.min() < 0 or labels.max() >= len(classes):
         n_unlabelled = int(((labels < 0) | (labels >= len(classes))).sum())
         raise UserError(
@@ -177,7 +177,7 @@ def multi_label_report(
         thresholds: K thresholds. F1 and the counts per class treat a class as predicted if its probability is at least
             its threshold.
     """
-    require_classes(predictions, classes)
+    require_class_count(predictions, classes)
     if not (predictions.labels == 1).any():
         raise UserError("none of the images to evaluate has a label: give labelled images.")
     require_finite(predictions)

@@ -96,7 +96,7 @@ class HeadSizes:
         return math.log(min(self.out_dim, max(2, self.batch or self.out_dim)))
 
     @property
-    def directions(self) -> float:
+    def expected_effective_rank(self) -> float:
         """The effective rank of independent, normally distributed features of a batch."""
         n, dim = self.batch or math.inf, self.feature_dim
         return dim if math.isinf(n) else n * dim / (n + dim)
@@ -231,9 +231,11 @@ def _find_uniform_output(rows: Sequence[Row], sizes: HeadSizes, patience: int) -
 
 def _find_low_rank(rows: Sequence[Row], sizes: HeadSizes, patience: int) -> Verdict | None:
     ranks = [rank for row in rows if math.isfinite(rank := sizes.read(row, "effective_rank"))]
-    if sizes.directions < MIN_DIRECTIONS or not ranks:
+    if sizes.expected_effective_rank < MIN_DIRECTIONS or not ranks:
         return None
-    max_rank = max(LINE_RANK, min(FRACTION_OF_HIGHEST * max(ranks), FRACTION_OF_DIRECTIONS * sizes.directions))
+    max_rank = max(
+        LINE_RANK, min(FRACTION_OF_HIGHEST * max(ranks), FRACTION_OF_DIRECTIONS * sizes.expected_effective_rank)
+    )
 
     def has_symptom(row: Row) -> bool:
         return sizes.read(row, "effective_rank") <= max_rank and sizes.read(row, "feature_spread") >= MIN_SPREAD
@@ -242,7 +244,7 @@ def _find_low_rank(rows: Sequence[Row], sizes: HeadSizes, patience: int) -> Verd
         return None
     text = (
         f"the {sizes.head} features of different images differ, but only in {ranks[-1]:.1f} directions, of about "
-        f"{sizes.directions:.0f} that a batch could show (at most {max(ranks):.1f} so far)"
+        f"{sizes.expected_effective_rank:.0f} that a batch could show (at most {max(ranks):.1f} so far)"
     )
     return _make_verdict("dimensional collapse", text, rows[-1])
 

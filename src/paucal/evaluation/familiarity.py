@@ -11,7 +11,7 @@ SIMILAR_FRACTION = 0.95  # fraction of the held-out images that count as similar
 
 
 @dataclass(frozen=True, eq=False)
-class Familiarity:
+class FamiliarityDetector:
     """A test of whether an image is similar to the training images.
 
     The feature of the image and the features of the training images are scaled to length 1. An image is similar if the
@@ -32,7 +32,7 @@ class Familiarity:
         return (2 - 2 * nearest).clamp(min=0).sqrt()
 
 
-def fit_familiarity(train: Tensor, held_out: Tensor, neighbours: int = NEIGHBOURS) -> Familiarity:
+def fit_familiarity(train: Tensor, held_out: Tensor, neighbours: int = NEIGHBOURS) -> FamiliarityDetector:
     """Fit the similarity test to (N, D) features of training images and (M, D) features of held-out images.
 
     Example:
@@ -43,6 +43,6 @@ def fit_familiarity(train: Tensor, held_out: Tensor, neighbours: int = NEIGHBOUR
     """
     if not len(train) or not len(held_out):
         raise ValueError("both training and held-out images are needed")
-    unlimited = Familiarity(F.normalize(train.float(), dim=1), 0.0, neighbours)
+    unlimited = FamiliarityDetector(F.normalize(train.float(), dim=1), 0.0, neighbours)
     limit = torch.quantile(unlimited.distances(held_out), SIMILAR_FRACTION)
-    return Familiarity(unlimited.features, float(limit) + 1e-6, neighbours)
+    return FamiliarityDetector(unlimited.features, float(limit) + 1e-6, neighbours)

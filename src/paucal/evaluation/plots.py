@@ -28,7 +28,7 @@ MAX_COLUMNS = 4  # largest number of panels side by side
 Row = TypeVar("Row", ClassRow, MultiLabelRow)
 
 
-def shorten(name: str, length: int = 20) -> str:
+def plot_label(name: str, length: int = 20) -> str:
     r"""Return a class name as a label for matplotlib: one line of at most `length` characters, with escaped "$".
 
     >>> shorten("a very long name of a class"), shorten("5$ or 6$")
@@ -59,7 +59,7 @@ def confusion_figure(confusion: Sequence[Sequence[int]] | np.ndarray, classes: S
     figure.colorbar(image, ax=axes, label="fraction of the true class's images", shrink=0.8)
     # At most `MAX_CLASSES` names are shown, in a font no higher than a cell (an inch has 72 points).
     indices = range(0, size, -(-size // MAX_CLASSES))
-    names = [shorten(classes[index]) for index in indices]
+    names = [plot_label(classes[index]) for index in indices]
     font_size = float(np.clip(0.7 * side * 72 / len(names) * 0.9, 4, 9))
     axes.set_xticks(indices, names, rotation=90, fontsize=font_size)
     axes.set_yticks(indices, names, fontsize=font_size)
@@ -142,7 +142,7 @@ def precision_recall_figure(predictions: Predictions, report: MultiLabelReport) 
         axes.axhline(row.share, color=GREY, ls="--", lw=1)
         if row.precision is not None and row.recall is not None:
             axes.plot([row.recall], [row.precision], "o", color=ORANGE, ms=5)
-        axes.set_title(f"{shorten(row.name)}: {percent(row.ap.value if row.ap else 0.0)}", fontsize=8, loc="left")
+        axes.set_title(f"{plot_label(row.name)}: {percent(row.ap.value if row.ap else 0.0)}", fontsize=8, loc="left")
         axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.05))
         axes.tick_params(labelsize=7)
     figure.supxlabel("recall: fraction of the class's images found", fontsize=9)
@@ -173,7 +173,7 @@ def _ranked_classes(scored: Sequence[tuple[Score, Row]]) -> tuple[Figure, Axes, 
     values = np.array([score.value for score, _ in ranked])
     ends = np.array([score.ends for score, _ in ranked]).reshape(-1, 2).T
     axes.errorbar(values, indices, xerr=np.abs(ends - values), fmt="o", color=BLUE, ecolor=GREY, ms=4, lw=1.2)
-    axes.set_yticks(indices, [f"{shorten(row.name)} ({row.images})" for _, row in ranked], fontsize=8)
+    axes.set_yticks(indices, [f"{plot_label(row.name)} ({row.images})" for _, row in ranked], fontsize=8)
     axes.set(xlim=(-0.02, 1.02), ylim=(len(ranked) - 0.4, -0.6))
     axes.grid(axis="x", alpha=0.3)
     if hidden > 0:
@@ -263,8 +263,8 @@ def disagreements_figure(
     """Draw the image of each disagreement with the model's probability of the class and the labels as a caption."""
     captions = []
     for disagreement in disagreements:
-        labels = ", ".join(shorten(classes[index], 12) for index in disagreement.labels) or "none"
-        first_line = f"model: {shorten(classes[disagreement.label])} {percent(disagreement.probability, '.0f')}"
+        labels = ", ".join(plot_label(classes[index], 12) for index in disagreement.labels) or "none"
+        first_line = f"model: {plot_label(classes[disagreement.label])} {percent(disagreement.probability, '.0f')}"
         captions.append(f"{first_line}\nlabels: {labels[:34]}")
     return _draw_grid(images, captions)
 
@@ -272,8 +272,8 @@ def disagreements_figure(
 def mistakes_figure(images: Sequence[Image.Image], mistakes: Sequence[Mistake], classes: Sequence[str]) -> Figure:
     """Draw the image of each mistake with its label, the predicted class and the confidence as a caption."""
     captions = [
-        f"predicted: {shorten(classes[mistake.predicted])}, {percent(mistake.confidence, '.0f')}\n"
-        f"label: {shorten(classes[mistake.true])}"
+        f"predicted: {plot_label(classes[mistake.predicted])}, {percent(mistake.confidence, '.0f')}\n"
+        f"label: {plot_label(classes[mistake.true])}"
         for mistake in mistakes
     ]
     return _draw_grid(images, captions)

@@ -146,7 +146,7 @@ def majority_classes(labels: Tensor) -> list[int]:
     return torch.nonzero(counts == counts.max())[:, 0].tolist()
 
 
-def require_classes(predictions: Predictions, classes: Sequence[str]) -> None:
+def require_class_count(predictions: Predictions, classes: Sequence[str]) -> None:
     """Raise a UserError if the logits, or the labels of images with several labels, are not for these K classes."""
     n_outputs = predictions.logits.shape[1]
     if n_outputs != len(classes) or (

@@ -117,7 +117,7 @@ NO_INTERVAL = "-"
 
 
 @dataclass(frozen=True)
-class Line:
+class ScoreLine:
     """One row of the printed table of scores."""
 
     title: str
@@ -126,16 +126,16 @@ class Line:
     meaning: str
 
 
-def score_lines(report: Report) -> list[Line]:
+def score_lines(report: Report) -> list[ScoreLine]:
     """Return the scores of a report as text, with the score of a trivial classifier below the accuracy or mAP."""
     if isinstance(report, MultiLabelReport):
         score_rows = [_score_line(name, score, MULTI_LABEL_TITLES) for name, score in report.scores.items()]
         meaning = "mAP of a random order, which is the mean fraction of images of a class"
-        return [score_rows[0], Line("by chance", percent(report.chance), "", meaning), *score_rows[1:]]
+        return [score_rows[0], ScoreLine("by chance", percent(report.chance), "", meaning), *score_rows[1:]]
     lines = [_score_line(name, score) for name, score in report.scores.items()]
     source = "training images" if report.majority.from_train else "test images (training labels unknown)"
     meaning = f"always predicting {report.majority.name!r}, {report.majority.rank(len(report.per_class))} {source}"
-    return [lines[0], Line("majority class", percent(report.majority.top1), "", meaning), *lines[1:]]
+    return [lines[0], ScoreLine("majority class", percent(report.majority.top1), "", meaning), *lines[1:]]
 
 
 def usual_metric_line(report: Report, data: str) -> str | None:
@@ -154,7 +154,7 @@ def report_table(report: Report) -> Table:
     return lines_table(size, report.level, score_lines(report))
 
 
-def lines_table(title: str, level: float, lines: Iterable[Line]) -> Table:
+def lines_table(title: str, level: float, lines: Iterable[ScoreLine]) -> Table:
     """Return scores as a table for the terminal; `level` is the confidence level of their intervals."""
     table = Table(title=title, title_justify="left")
     table.add_column("score")
@@ -191,7 +191,7 @@ def write_predictions_multi_label(
         [";".join(compress(classes, row)) for row in is_true.tolist()]
         for is_true in (predictions.labels == 1, is_predicted)
     )
-    _write_images(path, {"key": keys, "labels": labels, "predicted": predicted}, predictions, classes)
+    _write_image_rows(path, {"key": keys, "labels": labels, "predicted": predicted}, predictions, classes)
 
 
 def write_predictions(path: Path, predictions: Predictions, keys: Sequence[str], classes: Sequence[str]) -> None:
@@ -205,10 +205,10 @@ def write_predictions(path: Path, predictions: Predictions, keys: Sequence[str],
         "predicted": [classes[label] for label in predictions.predicted.tolist()],
         "confidence": [f"{probability:.6g}" for probability in confidence.tolist()],
     }
-    _write_images(path, columns, predictions, classes)
+    _write_image_rows(path, columns, predictions, classes)
 
 
-def _write_images(
+def _write_image_rows(
     path: Path, columns: Mapping[str, Sequence[str]], predictions: Predictions, classes: Sequence[str]
 ) -> None:
     """Write one CSV row per image: the given columns, then the probability of each class."""
@@ -217,9 +217,11 @@ def _write_images(
     write_text(path, csv_text([*columns, *(f"p_{name}" for name in classes)], *rows))
 
 
-def _score_line(name: str, score: Score, titles: Mapping[str, tuple[str, str]] = TITLES) -> Line:
+def _score_line(name: str, score: Score, titles: Mapping[str, tuple[str, str]] = TITLES) -> ScoreLine:
     format_value = percent if name != "loss" else "{:.3f}".format
     title, meaning = titles.get(name, (name, ""))
     if score.low is None or score.high is None:
-        return Line(title, format_value(score.value), NO_INTERVAL, meaning)
-    return Line(title, format_value(score.value), f"{format_value(score.low)} to {format_value(score.high)}", meaning)
+        return ScoreLine(title, format_value(score.value), NO_INTERVAL, meaning)
+    return ScoreLine(
+        title, format_value(score.value), f"{format_value(score.low)} to {format_value(score.high)}", meaning
+    )

@@ -61,7 +61,7 @@ class Identities:
 
 
 @dataclass(frozen=True)
-class LearnedImages:
+class SeenImages:
     """Images that a run was trained on.
 
     Attributes:
@@ -129,7 +129,7 @@ class LearnedImages:
         return np.asarray([key in rows and rows[key].part in parts for key in identities.images.keys], dtype=bool)
 
 
-def training_history(run: RunFolder | None) -> Iterator[LearnedImages]:
+def iterate_seen_images(run: RunFolder | None) -> Iterator[SeenImages]:
     """Yield the training images and the additional unlabelled images of a run, then those of its ancestors.
 
     The first ancestor is the run that provided the initial weights of `run`, the second is the run that provided the
@@ -142,9 +142,9 @@ def training_history(run: RunFolder | None) -> Iterator[LearnedImages]:
                 yield unlabelled_images
 
 
-def readable_history(run: RunFolder) -> list[LearnedImages]:
+def list_seen_images(run: RunFolder) -> list[SeenImages]:
     """Return the training images of a run and its ancestors; raise a UserError if a list of images is damaged."""
-    history = list(training_history(run))
+    history = list(iterate_seen_images(run))
     for learned in history:
         _require_readable(learned)
     return history
@@ -157,7 +157,7 @@ def keys_with_seen_labels(run: RunFolder, images: ImageSet) -> frozenset[str]:
     ancestors may come from other sets, so they are recognised only by content or path.
     """
     is_seen, identities = np.zeros(len(images), dtype=bool), Identities(images)
-    for position, learned in enumerate(training_history(run)):
+    for position, learned in enumerate(iterate_seen_images(run)):
         if position == 0:
             _require_readable(learned)
         if learned.labelled:
@@ -168,7 +168,7 @@ def keys_with_seen_labels(run: RunFolder, images: ImageSet) -> frozenset[str]:
 def require_unseen(name: str, run: RunFolder | None, images: ImageSet, test: NDArray[np.int64]) -> None:
     """Raise a UserError if labels of the test images were used to train or select a model or its ancestors."""
     identities = Identities(images)
-    for index, learned in enumerate(training_history(run)):
+    for index, learned in enumerate(iterate_seen_images(run)):
         if not learned.labelled:
             continue
         _require_readable(learned)
@@ -181,9 +181,9 @@ def require_unseen(name: str, run: RunFolder | None, images: ImageSet, test: NDA
             )
 
 
-def seen_by_initial_weights(init: str | None, images: ImageSet, split: Split) -> list[str]:
+def initial_weights_overlap_remarks(init: str | None, images: ImageSet, split: Split) -> list[str]:
     """Return remarks if the run of the initial weights, or its ancestors, were trained on this run's test images."""
-    test, history = split.indices("test"), list(training_history(find_run_of_init(init)))
+    test, history = split.indices("test"), list(iterate_seen_images(find_run_of_init(init)))
     remarks, identities = [], Identities(images)
     for labelled, label_text in (
         (False, "without labels"),
@@ -198,7 +198,7 @@ def seen_by_initial_weights(init: str | None, images: ImageSet, split: Split) ->
 def seen_unlabelled(run: RunFolder | None, images: ImageSet, test: NDArray[np.int64]) -> list[str]:
     """Return remarks on test images that were used without labels to train a run or its ancestors; may be empty."""
     remarks, identities = [], Identities(images)
-    for index, learned in enumerate(training_history(run)):
+    for index, learned in enumerate(iterate_seen_images(run)):
         path = learned.run.path
         if learned.rows is None and not learned.labelled:
             if index:
@@ -215,7 +215,7 @@ def seen_unlabelled(run: RunFolder | None, images: ImageSet, test: NDArray[np.in
     return remarks
 
 
-def _read_unlabelled(run: RunFolder) -> LearnedImages | None:
+def _read_unlabelled(run: RunFolder) -> SeenImages | None:
     """Return the additional unlabelled images that a run was trained on; None if the run used no such images."""
     if not (run.path / UNLABELLED_IMAGES).is_file():
         return None
@@ -225,29 +225,29 @@ def _read_unlabelled(run: RunFolder) -> LearnedImages | None:
         rows, location = None, None
     table = None if rows is None else {row["key"]: Row(row["split"], row.get("digest") or "") for row in rows}
     folders = _key_folders(location) if isinstance(location, str) else ()
-    return LearnedImages(run, False, folders, table, "the step on images without labels of")
+    return SeenImages(run, False, folders, table, "the step on images without labels of")
 
 
-def _read_learned(run: RunFolder) -> LearnedImages:
+def _read_learned(run: RunFolder) -> SeenImages:
     """Return the images of a run's split; `rows` is None if the split cannot be read."""
     try:
         # The folder of a shared model may contain the split without the settings.
         config = run.read_yaml(run.config.name) if run.config.is_file() or not run.split.is_file() else {}
     except UserError:
-        return LearnedImages(run, labelled=False)
+        return SeenImages(run, labelled=False)
     labelled, location = config.get("verb") != "pretrain", config.get("location")
     try:
         rows = read_rows(run.split)
     except UserError:
-        return LearnedImages(run, labelled)
+        return SeenImages(run, labelled)
     settings: Any = config.get("settings")
     data = settings.get("data") if isinstance(settings, dict) else None
     folders = _key_folders(*(path for path in (location, data) if isinstance(path, str)))
     table = {row["key"]: Row(row["split"], row.get("digest") or "") for row in rows}
-    return LearnedImages(run, labelled, folders, table)
+    return SeenImages(run, labelled, folders, table)
 
 
-def _require_readable(learned: LearnedImages) -> None:
+def _require_readable(learned: SeenImages) -> None:
     """Raise a UserError if the split of a run exists but cannot be read."""
     if learned.rows is None and learned.run.split.is_file():
         read_rows(learned.run.split)

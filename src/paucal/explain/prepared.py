@@ -101,11 +101,11 @@ def with_gradient(module: nn.Module, images: Tensor) -> Tensor:
 
 def one_hot_classes(logits: Tensor, classes: Tensor) -> Tensor:
     """Return (B, K) one-hot vectors of the images' classes; `classes` has (B,) indices or a single index."""
-    indices = require_classes(classes, logits.shape[1], len(logits)).to(logits.device)
+    indices = check_class_indices(classes, logits.shape[1], len(logits)).to(logits.device)
     return torch.zeros_like(logits).scatter(1, indices[:, None], 1.0)
 
 
-def require_classes(classes: Tensor, n_classes: int, n_images: int) -> Tensor:
+def check_class_indices(classes: Tensor, n_classes: int, n_images: int) -> Tensor:
     """Check that class indices are valid and return an index for each of B images, (B,).
 
     `classes` contains an index for each image, or a single index that is used for all images. `n_images` is the

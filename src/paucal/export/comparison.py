@@ -131,7 +131,7 @@ def compare_objects(original: Tensor, exported: Tensor) -> Difference:
 
 
 def compare_all(
-    subject: Any,
+    original_model: Any,
     network: nn.Module,
     with_preprocessing: bool,
     images: Sequence[Image.Image],
@@ -143,7 +143,7 @@ def compare_all(
     """Run a model and the exported model alternately on each image, and compare their predictions and speed.
 
     Args:
-        subject: The original model, such as a `Classifier`.
+        original_model: The original model, such as a `Classifier`.
         network: Exported model.
         with_preprocessing: Whether the exported model includes the preprocessing.
         images: Upright images.
@@ -153,14 +153,14 @@ def compare_all(
             exported.
         clock: Function that returns the time in seconds. For one thread, CPU time is accurate even on a busy machine.
     """
-    exported_subject, exported_images = student or (subject, images)
+    exported_subject, exported_images = student or (original_model, images)
     differences: list[Difference] = []
     times: tuple[list[float], list[float]] = ([], [])
     with torch.inference_mode():
         for iteration in range(len(images) + 1):  # iteration 0 is the warm-up, with the first image
             predictions: list[Tensor] = []
             for predicting_subject, model, graph_preprocesses, inputs, milliseconds in (
-                (subject, subject.network, False, images, times[0]),
+                (original_model, original_model.network, False, images, times[0]),
                 (exported_subject, network, with_preprocessing, exported_images, times[1]),
             ):
                 prepared = predicting_subject.prepare(inputs[max(iteration - 1, 0)], graph_preprocesses)
@@ -169,7 +169,7 @@ def compare_all(
                 milliseconds.append(1000 * (clock() - start))
             if iteration > 0:
                 label = None if labels is None else labels[iteration - 1]
-                differences.append(subject.compare(predictions[0], predictions[1], label))
+                differences.append(original_model.compare(predictions[0], predictions[1], label))
                 progress(iteration, len(images))
     accuracies = [item.accuracy for item in differences if item.accuracy is not None]
     return Comparison(

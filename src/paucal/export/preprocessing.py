@@ -19,7 +19,7 @@ Shape = tuple[Side, Side]  # (height, width)
 BICUBIC_A = -0.5  # coefficient a of Pillow's bicubic filter
 
 
-class PixelInput(nn.Module):
+class PixelPreprocessing(nn.Module):
     """Module that resizes, crops and normalises pixels.
 
     Images are resized as in Pillow: first in width and then in height, with a filter whose width is measured in pixels

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from paucal.export.preprocessing import PixelInput
+from paucal.export.preprocessing import PixelPreprocessing
 from paucal.export.quiet import quiet_conversion
 from paucal.models.card import ModelCard
 from paucal.models.trained import TrainedModel
@@ -30,7 +30,7 @@ class FromPixels(nn.Module):
 
     def __init__(self, model: TrainedModel) -> None:
         super().__init__()
-        self.input, self.network = PixelInput(model.card.preprocessing), model.module
+        self.input, self.network = PixelPreprocessing(model.card.preprocessing), model.module
         self.card = model.card
 
     def forward(self, pixels: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def find_maps(images: ImageSet, folder: Path) -> tuple[NDArray[np.int64], list[P
             f"--from-published: {str(folder)!r} contains no maps of {images.name} ({paths[0].relative_to(root)} is "
             "missing, for instance): give the folder that contains the class folders of these images."
         )
-    needs_map = ~has_map & np.array([split not in ("val", "test") for split in images.declared])
+    needs_map = ~has_map & np.array([split not in ("val", "test") for split in images.declared_splits])
     if needs_map.any():
         first = images.keys[int(needs_map.argmax())]
         raise UserError(

@@ -102,7 +102,7 @@ def _single_positions(final: Tensor, grid: tuple[int, int], prefix: int) -> Tens
 
 
 @dataclass(frozen=True)
-class TeacherCheck:
+class TeacherAccuracy:
     """Accuracies of a teacher on a labelled sample of some number of images, as fractions.
 
     `map_accuracy` is the fraction of the images for which the mean of the map's logits is highest for the correct
@@ -122,7 +122,7 @@ def check_teacher(
     transform: ViewTransform,
     device: torch.device,
     batch_size: int = 32,
-) -> TeacherCheck:
+) -> TeacherAccuracy:
     """Compute a teacher's accuracy on the labelled images at `positions` of a set."""
     n_correct = torch.zeros(2)
     for batch in make_eval_loader(images, positions, transform, batch_size):
@@ -131,7 +131,7 @@ def check_teacher(
         for index, logits in enumerate((image_logits, maps.mean((2, 3)))):
             n_correct[index] += (logits.argmax(1) == labels).sum().item()
     image_accuracy, map_accuracy = (n_correct / max(len(positions), 1)).tolist()
-    return TeacherCheck(len(positions), image_accuracy, map_accuracy)
+    return TeacherAccuracy(len(positions), image_accuracy, map_accuracy)
 
 
 def write_maps(
@@ -141,7 +141,7 @@ def write_maps(
 
     The loader yields the images in `writer.missing`, preprocessed for the teacher and not cropped at random.
     """
-    n_done, device = len(writer) - len(writer.missing), next(teacher.parameters()).device
+    n_done, device = len(writer) - len(writer.missing_positions), next(teacher.parameters()).device
     for batch in loader:
         with torch.inference_mode():
             maps, _ = teacher(batch.to(device, non_blocking=True).views[0])

@@ -23,7 +23,7 @@ class SparseTargets:
     Attributes:
         classes: (B, U) int64 numbers of the classes that are named in the image's label map, padded with -1.
         named: (B, T, U) probabilities of the named classes; 0 for padding.
-        other: (B, T) probability of each class that is not named (not the sum over these classes).
+        unnamed_probability: (B, T) probability of each class that is not named (not the sum over these classes).
         num_classes: Number of classes K.
         coverage: (B, T) fraction of each token's area that the label map covers, from 0 to 1; None if the map covers
             the whole image.
@@ -31,16 +31,16 @@ class SparseTargets:
 
     classes: Tensor
     named: Tensor
-    other: Tensor
+    unnamed_probability: Tensor
     num_classes: int
     coverage: Tensor | None = None
 
     def dense(self) -> Tensor:
         """Return the probabilities of all classes, (B, T, K)."""
-        dense = self.other[..., None].repeat(1, 1, self.num_classes)
+        dense = self.unnamed_probability[..., None].repeat(1, 1, self.num_classes)
         index = self.classes.clamp(min=0)[:, None].expand_as(self.named)
         # Padding gets the index of class 0, but adds 0 to the probability of class 0.
-        difference = (self.named - self.other[..., None]) * (self.classes >= 0)[:, None]
+        difference = (self.named - self.unnamed_probability[..., None]) * (self.classes >= 0)[:, None]
         return dense.scatter_add(-1, index, difference)
 
     def smoothed(self, amount: float) -> "SparseTargets":
@@ -58,7 +58,7 @@ class SparseTargets:
     def _scaled(self, factor: float, shift: float) -> "SparseTargets":
         """Return the targets with all probabilities multiplied by `factor` and increased by `shift`."""
         named = (self.named * factor + shift) * (self.classes >= 0)[:, None]
-        return replace(self, named=named, other=self.other * factor + shift)
+        return replace(self, named_probabilities=named, unnamed_probability=self.unnamed_probability * factor + shift)
 
 
 def compact_maps(values: Tensor, slots: Tensor, n_named: int) -> Tensor:
@@ -180,12 +180,12 @@ def _spread_other_classes(targets: SparseTargets) -> SparseTargets:
     is_in_run = (targets.classes >= 0) & (targets.classes < targets.num_classes)
     run_probabilities = targets.named * is_in_run[:, None]
     n_unnamed = targets.num_classes - is_in_run.sum(-1, keepdim=True)
-    added_probability = (1 - run_probabilities.sum(-1) - n_unnamed * targets.other) / targets.num_classes
+    added_probability = (1 - run_probabilities.sum(-1) - n_unnamed * targets.unnamed_probability) / targets.num_classes
     return replace(
         targets,
         classes=targets.classes.masked_fill(~is_in_run, -1),
-        named=(run_probabilities + added_probability[..., None]) * is_in_run[:, None],
-        other=targets.other + added_probability,
+        named_probabilities=(run_probabilities + added_probability[..., None]) * is_in_run[:, None],
+        unnamed_probability=targets.unnamed_probability + added_probability,
     )
 
 

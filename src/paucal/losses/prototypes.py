@@ -144,9 +144,11 @@ class _FusedLoss(torch.autograd.Function):
                 loss += value
                 score_gradient = score_gradient.to(dtype)
                 if student_gradient is not None:
-                    student_gradient[chunk_slice] = product(score_gradient, factors).view_as(student[chunk_slice])
+                    student_gradient[chunk_slice] = matmul_float32(score_gradient, factors).view_as(
+                        student[chunk_slice]
+                    )
                 if prototype_gradient is not None:
-                    prototype_gradient += product(score_gradient.T, student_rows)
+                    prototype_gradient += matmul_float32(score_gradient.T, student_rows)
         ctx.gradients = (student_gradient, prototype_gradient)
         ctx.scale = largest_weight / (sharpness.student_temperature * len(student))
         ctx.dtypes = (student.dtype, prototypes.dtype)
@@ -162,7 +164,7 @@ class _FusedLoss(torch.autograd.Function):
         return student, prototypes, None, None, None, None, None
 
 
-def product(left: Tensor, right: Tensor) -> Tensor:
+def matmul_float32(left: Tensor, right: Tensor) -> Tensor:
     """Return the matrix product in float32, without rounding to half precision even if both factors are half precision.
 
     Args:
@@ -200,7 +202,7 @@ def _sum_targets(
     The chunk has b images with R student rows each, and K is the number of prototypes.
     """
     n_images, rows_per_image = teacher.shape[0], teacher.shape[1]
-    scores = product(teacher.flatten(0, 1), prototypes.T)
+    scores = matmul_float32(teacher.flatten(0, 1), prototypes.T)
     probabilities = scores.sub_(sharpness.centre).div_(sharpness.teacher_temperature).softmax(1)
     del scores
     first_rows = torch.arange(n_images, device=rows.device)[:, None, None] * rows_per_image
@@ -219,7 +221,7 @@ def _summed_cross_entropy(
     The gradient, (b * R, K), is with respect to the scores after division by the temperature. If `with_gradient` is
     false, the second tensor is meaningless.
     """
-    scores = product(student, prototypes.T).div_(temperature)
+    scores = matmul_float32(student, prototypes.T).div_(temperature)
     normaliser = scores.logsumexp(1, keepdim=True)
     # Batched matrix product for the dot product of each row, which avoids another (b * R, K) tensor.
     target_scores = torch.bmm(target_sum[:, None], scores[:, :, None])[:, :, 0]

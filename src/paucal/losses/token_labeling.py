@@ -42,16 +42,16 @@ def soft_cross_entropy(logits: Tensor, targets: Targets) -> Tensor:
     index = targets.classes.clamp(min=0)[:, None].expand_as(targets.named)
     listed_logits = logits.gather(-1, index)
     n_others = targets.num_classes - is_listed.sum(-1)
-    probability_sum = targets.named.sum(-1) + n_others * targets.other
-    excess = ((targets.named - targets.other[..., None]) * listed_logits * is_listed).sum(-1)
-    return probability_sum * normaliser - (excess + targets.other * logits.sum(-1))
+    probability_sum = targets.named.sum(-1) + n_others * targets.unnamed_probability
+    excess = ((targets.named - targets.unnamed_probability[..., None]) * listed_logits * is_listed).sum(-1)
+    return probability_sum * normaliser - (excess + targets.unnamed_probability * logits.sum(-1))
 
 
 def reverse_targets(targets: Targets) -> Targets:
     """Return the targets of the images in reverse order, since MixToken mixes image i with image B - 1 - i."""
     if isinstance(targets, Tensor):
         return targets.flip(0)
-    named, other = targets.named.flip(0), targets.other.flip(0)
+    named, other = targets.named.flip(0), targets.unnamed_probability.flip(0)
     coverage = None if targets.coverage is None else targets.coverage.flip(0)
     return SparseTargets(targets.classes.flip(0), named, other, targets.num_classes, coverage)
 

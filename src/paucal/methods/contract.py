@@ -20,7 +20,7 @@ Row = Mapping[str, float]  # the metrics of an epoch, by name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class MethodOrLoss:
     """The common fields of methods and extra losses.
 
     Attributes:
@@ -51,7 +51,7 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingMethod(Entry):
+class TrainingMethod(MethodOrLoss):
     """A supervised training method.
 
     Attributes:
@@ -84,21 +84,21 @@ class RunImages:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtraLoss(Entry):
+class ExtraLoss(MethodOrLoss):
     """A loss that is added to the loss of a training method, and that uses the same forward pass.
 
     Attributes:
         build: Builds the term from the settings, the backbone's specification and the backbone.
-        settle: Adapts the term to the images of the run, from the settings, the term and the images; raises a UserError
-            if the term must not learn from them.
+        adapt_to_run: Adapts the term to the images of the run, from the settings, the term and the images; raises a
+            UserError if the term must not learn from them.
     """
 
     build: Callable[[Any, BackboneSpec, FeatureBackbone], Term]
-    settle: Callable[[Any, Any, RunImages], None] = lambda settings, term, run_images: None
+    adapt_to_run: Callable[[Any, Any, RunImages], None] = lambda settings, term, run_images: None
 
 
 @dataclass(frozen=True)
-class HealthScale:
+class RunScale:
     """The numbers that describe the size of a pre-training run; limits of healthy metrics are computed from these.
 
     Attributes:
@@ -118,7 +118,7 @@ class HealthScale:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainingMethod(Entry):
+class PretrainingMethod(MethodOrLoss):
     """A method for pre-training without labels.
 
     Attributes:
@@ -143,7 +143,7 @@ class PretrainingMethod(Entry):
 
     title: Callable[[Any], str]
     build: Callable[[Any, BackboneSpec, Sequence[Crops]], Objective]
-    judge: Callable[[Any, Sequence[Row], HealthScale, int | None], Verdict | None]
+    judge: Callable[[Any, Sequence[Row], RunScale, int | None], Verdict | None]
     weight_decay: Callable[[Any], float] = lambda settings: settings.weight_decay
     clip: Callable[[Any], float | None] = lambda settings: settings.clip
     settings_after_collapse: Callable[[Any, str], dict[str, float]] = lambda settings, kind: {"lr": settings.lr / 2}

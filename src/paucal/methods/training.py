@@ -7,7 +7,7 @@ import torch
 
 from paucal.backbones.mimetic import init_mimetic
 from paucal.backbones.spec import BackboneSpec
-from paucal.methods.contract import Entry, ExtraLoss, RunImages, TrainingMethod
+from paucal.methods.contract import ExtraLoss, MethodOrLoss, RunImages, TrainingMethod
 from paucal.methods.distillation import entry as distillation
 from paucal.methods.drloc import entry as drloc
 from paucal.methods.locality import entry as locality
@@ -16,7 +16,7 @@ from paucal.methods.token_labeling import entry as token_labeling
 from paucal.methods.training_settings import TrainSettings
 from paucal.methods.unused_settings import refuse_unused, unused_settings
 from paucal.objectives import Objective
-from paucal.objectives.one_backbone import OneBackbone
+from paucal.objectives.one_backbone import ClassifierObjective
 from paucal.recipes.recipe import Recipe, fill_in, require_init
 from paucal.recipes.starts import imagenet_alone
 from paucal.recipes.table import RECIPES
@@ -31,7 +31,7 @@ METHODS: dict[str, TrainingMethod] = {
 EXTRA_LOSSES: dict[str, ExtraLoss] = {
     entry.name: entry for entry in (drloc.DRLOC_LOSS, locality.LOCALITY_LOSS, distillation.DISTILLATION_LOSS)
 }
-ENTRIES: tuple[Entry, ...] = (*METHODS.values(), *EXTRA_LOSSES.values())
+ENTRIES: tuple[MethodOrLoss, ...] = (*METHODS.values(), *EXTRA_LOSSES.values())
 # The order matters: each rule sees the settings that the rules before it have chosen.
 SHARED_RULES = resolve.rules_by_name(
     (
@@ -58,7 +58,7 @@ def terms_of(settings: TrainSettings) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def entries_of(settings: TrainSettings) -> list[Entry]:
+def entries_of(settings: TrainSettings) -> list[MethodOrLoss]:
     """Return the method and the extra losses of a run."""
     return [method_of(settings), *(EXTRA_LOSSES[name] for name in terms_of(settings))]
 
@@ -148,8 +148,8 @@ def build_objective(settings: TrainSettings, spec: BackboneSpec) -> Objective:
     return method_of(settings).build(settings, backbone, terms)
 
 
-def settle_terms(settings: TrainSettings, objective: Objective, run_images: RunImages) -> None:
+def adapt_terms_to_run(settings: TrainSettings, objective: Objective, run_images: RunImages) -> None:
     """Adapt the extra losses of an objective to the images of the run; see `ExtraLoss.settle`."""
-    if isinstance(objective, OneBackbone):
+    if isinstance(objective, ClassifierObjective):
         for name, term in objective.named_terms().items():
-            EXTRA_LOSSES[name].settle(settings, term, run_images)
+            EXTRA_LOSSES[name].adapt_to_run(settings, term, run_images)

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from paucal.methods.contract import Entry
+from paucal.methods.contract import MethodOrLoss
 from paucal.settings.options import flag, setting_fields
 from paucal.types import UserError
 
 
-def unused_settings(used: Iterable[Entry], known: Iterable[Entry]) -> dict[str, Entry]:
+def unused_settings(used: Iterable[MethodOrLoss], known: Iterable[MethodOrLoss]) -> dict[str, MethodOrLoss]:
     """Return the settings that have no effect in a run, as a dict from the setting's name to its entry.
 
     `used` are the entries of the run; `known` are all entries.
@@ -17,7 +17,9 @@ def unused_settings(used: Iterable[Entry], known: Iterable[Entry]) -> dict[str, 
     return {name: entry for entry in known for name in sorted(entry.own_settings - in_use)}
 
 
-def refuse_unused(settings: Any, origins: Mapping[str, str], used: Iterable[Entry], known: Iterable[Entry]) -> None:
+def refuse_unused(
+    settings: Any, origins: Mapping[str, str], used: Iterable[MethodOrLoss], known: Iterable[MethodOrLoss]
+) -> None:
     """Raise a UserError if the user has given a setting that has no effect in the run.
 
     A config file may contain every setting, so default values in a config file are accepted; a flag is refused even if

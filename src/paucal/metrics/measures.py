@@ -49,7 +49,7 @@ class Mean:
         return (weights * self.values).sum(1) / weights.sum(1)
 
 
-class Average:
+class MeanOfMeasures:
     """The mean of several measures of the same images."""
 
     def __init__(self, measures: Sequence[Measure]) -> None:
@@ -239,13 +239,13 @@ class AveragePrecision:
         precision, total = n_correct / np.maximum(n_predicted, 1e-12), n_correct[:, -1:]
         recall = n_correct / np.maximum(total, 1e-12)
         if self._interpolated:
-            area = precision_at(ELEVEN_RECALLS, precision, recall).mean(1)
+            area = interpolated_precision(ELEVEN_RECALLS, precision, recall).mean(1)
         else:
             area = (np.diff(recall, axis=1, prepend=0.0) * precision).sum(1)
         return np.where(total[:, 0] > 0, area, np.nan)
 
 
-def precision_at(
+def interpolated_precision(
     recalls: NDArray[np.float64], precision: NDArray[np.float64], recall: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return the (C, R) highest precisions of each curve at each recall or above; 0 if a curve stops below the recall.
@@ -257,7 +257,7 @@ def precision_at(
 
     Example:
         >>> curve = np.array([[1.0, 0.5, 2 / 3]]), np.array([[0.25, 0.25, 0.5]])
-        >>> precision_at(np.array([0.0, 0.5, 1.0]), *curve).round(2).tolist()
+        >>> interpolated_precision(np.array([0.0, 0.5, 1.0]), *curve).round(2).tolist()
         [[1.0, 0.67, 0.0]]
     """
     best = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]

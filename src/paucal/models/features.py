@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from paucal.backbones.layers import classifier_modules
 from paucal.backbones.layout import Size
 from paucal.backbones.probe import model_name
-from paucal.backbones.stage_classifier import StagePool, last_stage_maps
+from paucal.backbones.stage_classifier import StagePool, last_stage_poolings
 from paucal.models.trained import TrainedModel, unwrap
 from paucal.types import UserError
 
@@ -21,7 +21,7 @@ def linear_classifier(model: nn.Module) -> nn.Linear | None:
     return layer if isinstance(layer, nn.Linear) and layer.bias is not None else None
 
 
-class ClassifierInputs(nn.Module):
+class ClassifierInputExtractor(nn.Module):
     """A module that outputs the (B, D) inputs of a model's classifier instead of the model's logits.
 
     A classifier that is fitted to these features gets exactly the same inputs in the model, whatever pooling or norms
@@ -86,7 +86,7 @@ class ClassifierInputs(nn.Module):
         return features
 
 
-class StageClassifierInputs(ClassifierInputs):
+class StageClassifierInputExtractor(ClassifierInputExtractor):
     """A module that outputs the (B, D + S) inputs of a `StageClassifier`.
 
     These are the D inputs of the model's own classifier, followed by S pooled outputs of the last stages.
@@ -94,7 +94,7 @@ class StageClassifierInputs(ClassifierInputs):
 
     def __init__(self, model: nn.Module, image_size: Size) -> None:
         super().__init__(model)
-        self._pool = StagePool(model, last_stage_maps(model, image_size))
+        self._pool = StagePool(model, last_stage_poolings(model, image_size))
 
     def forward(self, images: Tensor) -> Tensor:
         """Return (B, D + S) features of (B, C, H, W) images."""
@@ -119,7 +119,7 @@ def record_features(model: TrainedModel) -> Iterator[Callable[[], Tensor]]:
     network = unwrap(model.module)
     if next(network.parameters(), None) is None:
         raise UserError("features cannot be read from an ONNX model: give the run of the model instead.")
-    classifier_inputs = ClassifierInputs(network, has_classifier=bool(model.classes))
+    classifier_inputs = ClassifierInputExtractor(network, has_classifier=bool(model.classes))
     try:
         with classifier_inputs.record() as take_features:
             yield lambda: take_features().cpu()

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from paucal.backbones.features import FeatureBackbone
-from paucal.backbones.probe import make_probe_images
+from paucal.backbones.probe import make_dummy_images
 from paucal.models.table import TIMM, ListedModel
 from paucal.types import UserError
 
@@ -53,7 +53,7 @@ def measure(name: str, drloc_weight: float) -> ListedModel:
 def _count_macs(model: torch.nn.Module, image_size: tuple[int, int]) -> int | None:
     """Return the number of multiply-adds for one image; None if counting fails."""
     # The input requires gradients because counting fails for PiT and CaiT otherwise.
-    images = make_probe_images(model, image_size).requires_grad_()
+    images = make_dummy_images(model, image_size).requires_grad_()
     counter = FlopCounterMode(display=False)
     try:
         with counter:

@@ -79,16 +79,16 @@ def _cpu_lines() -> list[str]:
 
 
 def choose_precision(
-    run: ForwardPass, images: Tensor, key: str, count: int | None = None, classes: bool = True
+    forward: ForwardPass, images: Tensor, key: str, count: int | None = None, has_logits: bool = True
 ) -> PrecisionChoice:
     """Choose bfloat16 if it is at least 1.3 times as fast as float32 on this CPU, and gives nearly the same outputs.
 
     Args:
-        run: Function from (B, C, H, W) images to (B, D) logits or features.
+        forward: Function from (B, C, H, W) images to (B, D) logits or features.
         images: (N, C, H, W) inputs of the network. Only the first 8 are used.
         key: Name of the architecture, under which the measured speed is cached.
         count: Total number of images to process with the chosen precision; None if unknown.
-        classes: Whether the outputs are logits, so that the predicted classes must be equal; False for features.
+        has_logits: Whether the outputs are logits, so that the predicted classes must be equal; False for features.
     """
     flags = bfloat16_flags()
     if images.device.type != "cpu":
@@ -97,12 +97,12 @@ def choose_precision(
         return PrecisionChoice(None, "float32: this CPU has no instructions for bfloat16")
     images = images[:MEASURED_IMAGES]
     with torch.inference_mode():
-        exact, seconds = _time_run(run, images, None)
+        exact, seconds = _time_run(forward, images, None)
         image_seconds = seconds / len(images)
         if image_seconds < MIN_IMAGE_SECONDS or (count is not None and image_seconds * count < MIN_TOTAL_SECONDS):
             return PrecisionChoice(None, "float32: bfloat16 would save too little time")
-        rounded_outputs = _time_run(run, images, torch.bfloat16)[0]
-        return decide_precision(measure_speed(run, images, key), exact, rounded_outputs, classes)
+        rounded_outputs = _time_run(forward, images, torch.bfloat16)[0]
+        return decide_precision(measure_speed(forward, images, key), exact, rounded_outputs, has_logits)
 
 
 def measure_speed(run: ForwardPass, images: Tensor, key: str) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, get_args
 
-from paucal.backbones.weights.inputs import ImageInput
+from paucal.backbones.weights.inputs import WeightsPreprocessing
 from paucal.data.channels.arrays import MAX_CHANNELS
 from paucal.data.decode import DecodeOptions
 from paucal.data.decoded.prepare import stored_side
@@ -87,14 +87,14 @@ class Preprocessing:
         }
 
     @classmethod
-    def from_image_input(cls, image_size: tuple[int, int], image_input: ImageInput) -> Self:
+    def from_image_input(cls, image_size: tuple[int, int], image_input: WeightsPreprocessing) -> Self:
         """Return the preprocessing for published weights at an image size."""
         return cls(image_size, image_input.crop_ratio, image_input.interpolation, image_input.mean, image_input.std)
 
     @property
-    def image_input(self) -> ImageInput:
+    def image_input(self) -> WeightsPreprocessing:
         """The fields that belong to the weights and do not depend on the image size."""
-        return ImageInput(self.crop_ratio, self.interpolation, self.mean, self.std)
+        return WeightsPreprocessing(self.crop_ratio, self.interpolation, self.mean, self.std)
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Self:
@@ -108,7 +108,7 @@ class Preprocessing:
         return cls(**{name: _as_tuples(value) for name, value in stored.items()})
 
     @property
-    def reading(self) -> DecodeOptions:
+    def decode_options(self) -> DecodeOptions:
         """Options for decoding the model's images: the size that the model needs, and its channels and value ranges."""
         return DecodeOptions(stored_side(self.image_size), self.value_range, self.channels, self.channel_ranges)
 

@@ -32,7 +32,7 @@ class IntervalPredictions(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Grades:
+class CumulativeLogitModel:
     """A cumulative logit model (McCullagh, 1980), which gives probabilities of K ordered grades.
 
     The grades are consecutive whole numbers. For an output z of the network, the probability of the k-th grade or a
@@ -105,7 +105,7 @@ class RegressionCard(ModelCard):
     half_width: float = math.inf
     mean: float = 0.0
     deviation: float = 1.0
-    grades: Grades | None = None
+    grades: CumulativeLogitModel | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,8 +157,8 @@ class RegressionCard(ModelCard):
     def _read_task_fields(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
         half_width, grades = stored["half_width"], stored.get("grades")
         if grades is not None:
-            grade_values = {field.name: grades[field.name] for field in fields(Grades)}
-            grades = Grades(**{**grade_values, "cuts": tuple(grade_values["cuts"])})
+            grade_values = {field.name: grades[field.name] for field in fields(CumulativeLogitModel)}
+            grades = CumulativeLogitModel(**{**grade_values, "cuts": tuple(grade_values["cuts"])})
         return spec.num_classes, {
             "half_width": math.inf if half_width is None else half_width,
             "mean": stored["mean"],
@@ -175,7 +175,7 @@ def _is_finite(value: Any) -> bool:
     return is_number(value) and -sys.float_info.max <= value <= sys.float_info.max
 
 
-def _are_valid(grades: Grades) -> bool:
+def _are_valid(grades: CumulativeLogitModel) -> bool:
     values = (grades.lowest, grades.slope, *grades.cuts)
     return (
         all(map(_is_finite, values))

@@ -8,16 +8,16 @@ from torch import nn
 from paucal.backbones.spec import BackboneSpec
 from paucal.losses.diet import SMOOTHING, diet_loss
 from paucal.objectives.finetuning import FineTuning
-from paucal.objectives.one_network import OneNetwork
+from paucal.objectives.one_network import MultiViewObjective
 from paucal.types import Batch, Crops, LossTerms, Progress
 
 
-class Diet(OneNetwork):
+class Diet(MultiViewObjective):
     """A backbone with a linear classifier on the pooled features that predicts which image a view was cropped from.
 
     `images` is the number of classes, usually the number of training images; image i has the class i modulo this
     number. `smoothing` is the fraction of the target that is spread over all classes. For the other arguments see
-    `OneNetwork`.
+    `MultiViewObjective`.
     """
 
     def __init__(

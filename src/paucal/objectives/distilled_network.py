@@ -58,7 +58,7 @@ class DistilledNetwork(nn.Module):
 
     def prototypes(self, task: str) -> Tensor:
         """Return the (K, D) prototypes of a task's head."""
-        return self.head(task).last_layer.directions()
+        return self.head(task).last_layer.scaled_prototypes()
 
     def head(self, task: str) -> ProjectionHead:
         """Return the head of the task "view" or "region"."""

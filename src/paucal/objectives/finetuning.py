@@ -26,7 +26,7 @@ from paucal.backbones.layers import (
     classifier_parameters,
     first_stage_parameters,
     layer_ids,
-    layer_scales,
+    layer_lr_scales,
     norm_and_bias_names,
 )
 from paucal.objectives.base import Objective
@@ -150,7 +150,7 @@ class BackboneTuner:
         if decay is None or decay == 1:
             return {prefix + name: BACKBONE for name in frozen_at_start}, {BACKBONE: 1.0} if frozen_at_start else {}
         labels, scales = {}, {}
-        scale_by_name, classifier_names = layer_scales(self._model, decay), classifier_parameters(self._model)
+        scale_by_name, classifier_names = layer_lr_scales(self._model, decay), classifier_parameters(self._model)
         for name, number in layer_ids(self._model).items():
             if name not in classifier_names and name not in self._frozen:
                 labels[prefix + name] = f"layer {number}"

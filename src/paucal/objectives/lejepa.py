@@ -11,7 +11,7 @@ from torchvision.ops import MLP
 from paucal.backbones.spec import BackboneSpec
 from paucal.losses.lejepa import INTEGRAL_LIMIT, KNOTS, WEIGHT, lejepa_loss, unit_directions
 from paucal.objectives.finetuning import FineTuning
-from paucal.objectives.one_network import OneNetwork
+from paucal.objectives.one_network import MultiViewObjective
 from paucal.objectives.random_streams import derive_seed
 from paucal.types import Batch, Crops, LossTerms, Progress
 
@@ -45,11 +45,11 @@ class LeJepaOptions:
     seed: int = 0
 
 
-class LeJepa(OneNetwork):
+class LeJepa(MultiViewObjective):
     """A backbone and a projector, trained with the LeJEPA loss on the views of each image.
 
     The loss pulls the embedding of every view towards the mean of the image's global views, and SIGReg prevents
-    collapse. For the arguments other than `options` see `OneNetwork`.
+    collapse. For the arguments other than `options` see `MultiViewObjective`.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from paucal.objectives.low_rank import LowRankAdapters
 from paucal.types import Batch, FeatureRequest, Features, LossTerms, Progress
 
 
-class TunedBackbone(TunedObjective):
+class BackboneObjective(TunedObjective):
     """A method that trains one backbone, whose timm model is deployed without the method's heads."""
 
     def __init__(self, backbone: FeatureBackbone, tuning: FineTuning | None) -> None:
@@ -28,7 +28,7 @@ class TunedBackbone(TunedObjective):
         return self.backbone.model
 
 
-class OneBackbone(TunedBackbone):
+class ClassifierObjective(BackboneObjective):
     """A method that trains one backbone with a classifier, and any number of extra losses.
 
     Args:

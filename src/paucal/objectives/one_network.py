@@ -10,12 +10,12 @@ from paucal.distributed import all_reduce_mean
 from paucal.losses.feature_health import effective_rank, feature_spread
 from paucal.objectives.distilled_network import group_by_size
 from paucal.objectives.finetuning import FineTuning
-from paucal.objectives.one_backbone import TunedBackbone
+from paucal.objectives.one_backbone import BackboneObjective
 from paucal.objectives.self_distillation import HEALTH_INTERVAL_STEPS, crop_size
 from paucal.types import Crops, DataRequest, Progress
 
 
-class OneNetwork(TunedBackbone):
+class MultiViewObjective(BackboneObjective):
     """A pre-training method in which one backbone gets all views of an image.
 
     Args:

@@ -63,7 +63,7 @@ class ProjectionHead(nn.Module):
         """
         rows = self.project(features)
         with torch.autocast(rows.device.type, enabled=False):
-            return rows @ self.last_layer.directions().float().T
+            return rows @ self.last_layer.scaled_prototypes().float().T
 
 
 class Prototypes(nn.Module):
@@ -80,6 +80,6 @@ class Prototypes(nn.Module):
         self.weight_g = nn.Parameter(torch.ones(out_dim, 1), requires_grad=not fixed)
         self.weight_v = nn.Parameter(nn.Linear(dim, out_dim, bias=False).weight.detach())
 
-    def directions(self) -> Tensor:
+    def scaled_prototypes(self) -> Tensor:
         """Return the (K, D) prototypes, which are the rows of `weight_v` scaled to the lengths `weight_g`."""
         return self.weight_g * F.normalize(self.weight_v, dim=1)

@@ -9,11 +9,11 @@ from paucal.backbones.features import FeatureBackbone
 from paucal.losses.multi_label import multi_label_loss
 from paucal.objectives.base import Term
 from paucal.objectives.finetuning import FineTuning
-from paucal.objectives.one_backbone import OneBackbone
+from paucal.objectives.one_backbone import ClassifierObjective
 from paucal.types import Batch, DataRequest, FeatureRequest, LossTerms, Progress
 
 
-class Supervised(OneBackbone):
+class Supervised(ClassifierObjective):
     """Cross-entropy on labels, plus weighted extra losses such as DrLoc (`L_tot = L_ce + weight * L_drloc`).
 
     For images that may have several labels, the loss is the binary cross-entropy of each class, see `use_sigmoids`.
@@ -22,7 +22,7 @@ class Supervised(OneBackbone):
     mixup or CutMix, which gives the same result as smoothing before mixing.
 
     `label_smoothing` is the fraction of the target that is spread over all classes. For the other arguments see
-    `OneBackbone`.
+    `ClassifierObjective`.
     """
 
     data_request = DataRequest()

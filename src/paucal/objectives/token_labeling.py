@@ -18,7 +18,7 @@ from paucal.losses.label_targets import SparseTargets, compact_maps, map_targets
 from paucal.losses.token_labeling import Box, TokenLabelingReading, draw_mix_box, kept_fraction, token_label_loss
 from paucal.objectives.base import Term
 from paucal.objectives.finetuning import FineTuning
-from paucal.objectives.one_backbone import OneBackbone
+from paucal.objectives.one_backbone import ClassifierObjective
 from paucal.objectives.random_streams import derive_seed
 from paucal.types import Batch, DataRequest, FeatureRequest, Features, LossTerms, Progress
 
@@ -46,7 +46,7 @@ class TokenLabelingOptions:
     seed: int = 0
 
 
-class TokenLabeling(OneBackbone):
+class TokenLabeling(ClassifierObjective):
     """Soft cross-entropy of the class logits and of every token's logits, with targets from a teacher's label map.
 
     LV-ViT has a classifier for tokens and applies MixToken inside the network; its deployed logits combine class and
@@ -56,7 +56,7 @@ class TokenLabeling(OneBackbone):
     If the dense weight is 0 and MixToken is off, only the class logits are trained, which is ReLabel (Yun et al., CVPR
     2021).
 
-    For the arguments other than `options` see `OneBackbone`.
+    For the arguments other than `options` see `ClassifierObjective`.
 
     Raises:
         ValueError: The backbone has no classifier.

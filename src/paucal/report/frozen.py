@@ -47,7 +47,7 @@ def read_frozen(run: RunFolder) -> FrozenFeaturesSection | None:
         return None
     content = run.read_json(str(path.relative_to(run.path)))
     try:
-        rows = [table.Row.from_dict(row) for row in content["rows"][:MAX_ROWS]]
+        rows = [table.ProtocolRow.from_dict(row) for row in content["rows"][:MAX_ROWS]]
         sets = content["data"][:MAX_ROWS]
         seen_notes = [text for data in sets for texts in (data.get("seen_unlabelled") or {}).values() for text in texts]
         level = float(content["level"])
@@ -72,11 +72,11 @@ def find_frozen_pictures(run: RunFolder) -> dict[str, Path]:
     return {path.stem: path for path in paths if path.is_file()}
 
 
-def _model_names(rows: Sequence[table.Row]) -> list[str]:
+def _model_names(rows: Sequence[table.ProtocolRow]) -> list[str]:
     return list(rows[0].scores)[: table.MAX_MODELS] if rows else []
 
 
-def _table_lines(rows: Sequence[table.Row], has_several: bool) -> Iterator[FrozenLine]:
+def _table_lines(rows: Sequence[table.ProtocolRow], has_several: bool) -> Iterator[FrozenLine]:
     names = _model_names(rows)
     for line, row in ((row.line, row) for row in rows if row.line.headline):
         parts = [*([f"{row.data}:"] if has_several else []), line.protocol, line.setting, f"{line.score},", line.unit]

@@ -22,8 +22,8 @@ class InitialWeightsInfo:
         model_args: Constructor arguments of the model, as NAME=VALUE.
         normalise: Value of the setting `normalise` that suits the weights.
         chosen: Whether the run chose the weights itself and auto-tunes from these weights within its time budget.
-        shown: Number of images seen in training (epochs times images), summed over all paucal runs that trained the
-            weights, beginning with random weights; None if unknown.
+        images_seen: Number of images seen in training (epochs times images), summed over all paucal runs that trained
+            the weights, beginning with random weights; None if unknown.
     """
 
     where: str
@@ -32,17 +32,17 @@ class InitialWeightsInfo:
     model_args: tuple[str, ...] = ()
     normalise: str = "computed"
     chosen: bool = False
-    shown: int | None = None
+    images_seen: int | None = None
 
     @property
     def undertrained(self) -> bool:
         """Whether the weights were trained on so few images that fine-tuning need not preserve their features."""
-        return self.shown is not None and self.shown < UNDERTRAINED_IMAGES
+        return self.images_seen is not None and self.images_seen < UNDERTRAINED_IMAGES
 
 
 def describe_undertrained(weights: InitialWeightsInfo) -> str:
     """Return the reason for fine-tuning without an effort to preserve the features of the initial weights."""
-    return f"{weights.where} was trained on only {weights.shown:,} images: not worth preserving"
+    return f"{weights.where} was trained on only {weights.images_seen:,} images: not worth preserving"
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from torch import Tensor
 from paucal.data.images import evenly_spaced
 from paucal.data.loader import make_eval_loader
 from paucal.data.splits.split_csv import read_split
-from paucal.evaluation.familiarity import Familiarity, fit_familiarity
+from paucal.evaluation.familiarity import FamiliarityDetector, fit_familiarity
 from paucal.evaluation.predictions import predict_in_order
-from paucal.models.features import ClassifierInputs, linear_classifier
+from paucal.models.features import ClassifierInputExtractor, linear_classifier
 from paucal.models.trained import TrainedModel
 from paucal.reading import require_regular
 from paucal.runner.console import Console
@@ -30,7 +30,7 @@ MAX_BYTES = 256 << 20  # maximum size of a stored detector; larger files are not
 BATCH_SIZE = 32
 
 
-def load_familiarity(run: RunFolder, model: TrainedModel, console: Console) -> Familiarity | None:
+def load_familiarity(run: RunFolder, model: TrainedModel, console: Console) -> FamiliarityDetector | None:
     """Return a detector of images that differ from the run's training images.
 
     The detector is read from the run folder, or fitted and stored there if the folder has none. If no detector can be
@@ -53,15 +53,15 @@ def load_familiarity(run: RunFolder, model: TrainedModel, console: Console) -> F
     return familiarity
 
 
-def features_of(reader: ClassifierInputs, model: TrainedModel, batch: Tensor) -> Tensor:
+def features_of(reader: ClassifierInputExtractor, model: TrainedModel, batch: Tensor) -> Tensor:
     """Return the (B, D) float32 features of preprocessed images at the classifier's input, on the CPU."""
     with torch.inference_mode():
         return reader(batch.to(model.device)).float().cpu()
 
 
-def _fit_to_run(run: RunFolder, model: TrainedModel, console: Console) -> Familiarity | None:
+def _fit_to_run(run: RunFolder, model: TrainedModel, console: Console) -> FamiliarityDetector | None:
     with console.progress("reading images") as advance:
-        images = open_again(run, advance, reading=model.card.preprocessing.reading)
+        images = open_again(run, advance, reading=model.card.preprocessing.decode_options)
     split = read_split(run.split, images)
     train, held_out = split.indices("train"), np.concatenate([split.indices("val"), split.indices("test")])
     train = train[evenly_spaced(len(train), MAX_TRAIN_IMAGES)]
@@ -69,7 +69,7 @@ def _fit_to_run(run: RunFolder, model: TrainedModel, console: Console) -> Famili
     if not len(train) or not len(held_out):
         console.say("note: the run has no held-out images, so images are not compared with the training images")
         return None
-    rows, inputs = np.concatenate([train, held_out]), ClassifierInputs(model.module)
+    rows, inputs = np.concatenate([train, held_out]), ClassifierInputExtractor(model.module)
     try:
         with console.progress("comparing with the training images") as advance:
             loader = make_eval_loader(images, rows, model.card.preprocessing.transform(), BATCH_SIZE)
@@ -85,7 +85,7 @@ def _weights_key(run: RunFolder) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read_stored(path: Path, key: str) -> Familiarity | None:
+def _read_stored(path: Path, key: str) -> FamiliarityDetector | None:
     """Return the stored detector; None if the file is missing, damaged, or for a model with other weights."""
     try:
         if require_regular(path).stat().st_size > MAX_BYTES:
@@ -98,10 +98,10 @@ def _read_stored(path: Path, key: str) -> Familiarity | None:
         return None
     if features.ndim != 2 or not len(features) or limit.numel() != 1:
         return None
-    return Familiarity(features.float(), float(limit))
+    return FamiliarityDetector(features.float(), float(limit))
 
 
-def _store(path: Path, familiarity: Familiarity, key: str) -> None:
+def _store(path: Path, familiarity: FamiliarityDetector, key: str) -> None:
     """Store the detector in the run folder, or do nothing if the folder cannot be written to."""
     tensors = {"features": familiarity.features.contiguous(), "limit": torch.tensor([familiarity.limit])}
     content = safetensors.torch.save(tensors, metadata={"weights": key})

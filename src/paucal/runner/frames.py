@@ -242,13 +242,13 @@ def _store_file(content: bytes, suffix: str) -> Path:
     return file
 
 
-def find_image_column(columns: Mapping[str, Sequence[Any]], given: str | None) -> str:
-    """Return the name of the image column: `given`, or the first column with a usual name."""
+def find_image_column(columns: Mapping[str, Sequence[Any]], requested_column: str | None) -> str:
+    """Return the name of the image column: `requested_column`, or the first column with a usual name."""
     column_names = ", ".join(map(repr, list(columns)[:12]))
-    if given is not None:
-        if given not in columns:
-            raise UserError(f"image: the table has no column {given!r}; its columns are {column_names}.")
-        return given
+    if requested_column is not None:
+        if requested_column not in columns:
+            raise UserError(f"image: the table has no column {requested_column!r}; its columns are {column_names}.")
+        return requested_column
     usual_columns = [name for name in columns if re.sub(r"[\s-]+", "_", name.strip().lower()) in IMAGE_COLUMNS]
     if not usual_columns:
         raise UserError(

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paucal.backbones.weights.inputs import ImageInput, timm_preprocessing
+from paucal.backbones.weights.inputs import WeightsPreprocessing, timm_preprocessing
 from paucal.cores import count_usable_cores
-from paucal.data.channels.pixel_format import count_channels, with_value_ranges
+from paucal.data.channels.pixel_format import count_channels, measure_value_ranges
 from paucal.data.channels.pixels import RGB
 from paucal.data.classes import choose_classes
 from paucal.data.decode import DEFAULT_DECODE_OPTIONS, DecodeOptions
@@ -30,7 +30,7 @@ from paucal.evaluation.results import PrimaryMetric, primary_metric
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.saved import stored_card
 from paucal.rules.facts import DataAndMachine, best_device
-from paucal.runner.processes import launched_shape
+from paucal.runner.processes import launched_process_counts
 from paucal.runs import RunFolder
 from paucal.settings.shared import DataSettings, JobSettings, LabelledDataSettings
 from paucal.types import UserError
@@ -52,20 +52,20 @@ class SplitImages:
         """The metric by which models are selected on the validation images."""
         return primary_metric(self.images.multi_hot is not None)
 
-    def part(self, name: str) -> NDArray[np.int64]:
+    def split_indices(self, name: str) -> NDArray[np.int64]:
         """Return the indices of the images in a split: "train", "val" or "test"."""
         return self.split.indices(name)
 
     def counts(self) -> dict[str, int]:
         """Return the number of images in each split."""
-        return {name: len(self.part(name)) for name in ("train", "val", "test")}
+        return {name: len(self.split_indices(name)) for name in ("train", "val", "test")}
 
     def facts(self) -> DataAndMachine:
         """Return the properties of the data and the machine from which settings are chosen automatically."""
         sizes = self.images.sample_sizes()
         device, bf16 = best_device()
         return DataAndMachine(
-            n_train=len(self.part("train")),
+            n_train=len(self.split_indices("train")),
             n_classes=len(self.images.classes),
             median_side=int(np.median(sizes.min(axis=1))),
             hinted_size=self.images.hints.image_size,
@@ -75,13 +75,13 @@ class SplitImages:
             device=device,
             bf16=bf16,
             devices=torch.cuda.device_count() if device == "cuda" else 1,
-            launched=launched_shape(),
+            launched=launched_process_counts(),
             several_labels=self.images.multi_hot is not None,
             n_images=len(self.images),
         )
 
 
-def pin_data(settings: D, paths: Iterable[str] = ()) -> D:
+def with_absolute_data_paths(settings: D, paths: Iterable[str] = ()) -> D:
     """Return settings with absolute paths; `paths` are names of further settings whose values may be paths."""
     changes = {}
     if is_published_set(settings.data, settings.data_root):
@@ -107,7 +107,9 @@ def _absolute_path(path: str) -> str:
     return str(Path(path).expanduser().resolve())
 
 
-def reading_for(image_size: Sequence[int] | None, like: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> DecodeOptions:
+def decode_options_for_size(
+    image_size: Sequence[int] | None, like: DecodeOptions = DEFAULT_DECODE_OPTIONS
+) -> DecodeOptions:
     """Return decoding options for an image size (height, width); None means that images are decoded at full size.
 
     Other options, such as the channels, are copied from `like`.
@@ -115,7 +117,9 @@ def reading_for(image_size: Sequence[int] | None, like: DecodeOptions = DEFAULT_
     return replace(like, side=None if image_size is None else stored_side(image_size))
 
 
-def first_reading(settings: DataSettings, images: ImageSet, stored: DecodeOptions | None = None) -> DecodeOptions:
+def initial_decode_options(
+    settings: DataSettings, images: ImageSet, stored: DecodeOptions | None = None
+) -> DecodeOptions:
     """Return the decoding options with which a run first reads its images.
 
     These are the options `stored` of a resumed run, or else options with the channels that the settings name. If the
@@ -128,12 +132,12 @@ def first_reading(settings: DataSettings, images: ImageSet, stored: DecodeOption
     return DecodeOptions(channels=count_channels(images))
 
 
-def with_run_reading(images: ImageSet, settings: DataSettings) -> ImageSet:
+def with_run_decode_options(images: ImageSet, settings: DataSettings) -> ImageSet:
     """Return images that will be decoded with the channels and value ranges of a run, without decoding them now."""
     if images.stream is not None:  # reading a sample could download many shards
         return images
-    reading, _ = with_value_ranges(first_reading(settings, images), images)
-    return replace(images, store=ConvertedStore(images.store, reading), reading=reading)
+    reading, _ = measure_value_ranges(initial_decode_options(settings, images), images)
+    return replace(images, store=ConvertedStore(images.store, reading), decode_options=reading)
 
 
 def load_images(
@@ -189,7 +193,7 @@ def with_label_maps(data: SplitImages, labels: str | None, method: str, advance:
             "validation and test, so the teacher knows their labels: use the teacher's --seed and split, or another "
             f"teacher{advice}."
         )
-    return replace(data, label_maps=maps.open_reader(images, data.part("train"), advance))
+    return replace(data, label_maps=maps.open_reader(images, data.split_indices("train"), advance))
 
 
 def open_again(
@@ -219,19 +223,21 @@ def stored_preprocessing(run: RunFolder | None) -> Preprocessing | None:
     return None if card is None else card.preprocessing
 
 
-def stored_reading(run: RunFolder | None) -> DecodeOptions | None:
+def stored_decode_options(run: RunFolder | None) -> DecodeOptions | None:
     """Return the options with which a resumed run decodes its images; None if no options are stored yet."""
     preprocessing = stored_preprocessing(run)
-    return None if preprocessing is None else preprocessing.reading
+    return None if preprocessing is None else preprocessing.decode_options
 
 
-def normalisation(settings: JobSettings, data: SplitImages, weights_input: ImageInput | None = None) -> Normalisation:
+def normalisation(
+    settings: JobSettings, data: SplitImages, weights_input: WeightsPreprocessing | None = None
+) -> Normalisation:
     """Return the mean and standard deviation of the training images, of ImageNet, or of the pretrained weights.
 
     If the images are not RGB, the result is always the mean and standard deviation of the training images.
     """
-    if settings.normalise == "computed" or data.images.reading.channels != RGB:
-        return compute_normalisation(data.images, data.part("train"))
+    if settings.normalise == "computed" or data.images.decode_options.channels != RGB:
+        return compute_normalisation(data.images, data.split_indices("train"))
     if settings.normalise == "model":
         image_input = weights_input or timm_preprocessing(settings.model)
         return Normalisation(image_input.mean, image_input.std)

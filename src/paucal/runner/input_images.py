@@ -13,7 +13,7 @@ from PIL import Image
 
 from paucal.data.arguments import ImageInMemory
 from paucal.data.channels.decoding import convert_image
-from paucal.data.channels.pixel_format import depth_notes
+from paucal.data.channels.pixel_format import bit_depth_notes
 from paucal.data.decode import DecodeOptions, UnreadableImage
 from paucal.data.images import ImageSet
 from paucal.data.shards.folders import is_remote
@@ -48,7 +48,7 @@ def open_sources(
     for source in sources:
         image_sets += _open_path(source, console) if isinstance(source, str) else [MemoryImage(source)]
     for images in image_sets:
-        for note in (*images.notes, *depth_notes(images, reading)) if isinstance(images, ImageSet) else ():
+        for note in (*images.notes, *bit_depth_notes(images, reading)) if isinstance(images, ImageSet) else ():
             console.say(f"note: {note}")
     return image_sets
 

@@ -18,8 +18,8 @@ from paucal.models.card import ModelCard
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.objectives import Objective
 from paucal.runner.console import Console
-from paucal.runner.images import Advance, SplitImages, pin_data
-from paucal.runner.starts import pin_start
+from paucal.runner.images import Advance, SplitImages, with_absolute_data_paths
+from paucal.runner.starts import with_absolute_init_path
 from paucal.runs import RunFolder
 from paucal.settings.shared import JobSettings
 from paucal.training import Optimization, Outcome, Plan, Validation
@@ -105,7 +105,7 @@ class RunSetup(Generic[S]):
     @property
     def is_selected(self) -> bool:
         """Whether the kept weights are selected on validation images; if not, the last weights are kept."""
-        return len(self.data.part("val")) > 0
+        return len(self.data.split_indices("val")) > 0
 
     def best_epoch(self, outcome: Outcome) -> float | None:
         """Return the epoch whose weights were selected; None if the last weights are kept."""
@@ -192,9 +192,9 @@ class Job(ABC, Generic[S, A, R]):
         that the user gave or that comes from the recipe ("recipe NAME").
         """
 
-    def pin(self, settings: S) -> S:
+    def with_absolute_paths(self, settings: S) -> S:
         """Return settings with absolute paths."""
-        return pin_start(pin_data(settings))
+        return with_absolute_init_path(with_absolute_data_paths(settings))
 
     @abstractmethod
     def assemble(self, settings: S, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None) -> A:
@@ -235,11 +235,11 @@ class Job(ABC, Generic[S, A, R]):
     def draw_batch(self, setup: A) -> Image:
         """Draw images of the first training batch after augmentation."""
 
-    def needs_preliminary_steps(self, setup: A) -> bool:
+    def needs_preliminary_work(self, setup: A) -> bool:
         """Return whether training still needs the result of preliminary steps; all processes return the same value."""
         return False
 
-    def make_preliminary_steps(self, run: RunFolder, setup: A, console: Console) -> bool:
+    def run_preliminary_work(self, run: RunFolder, setup: A, console: Console) -> bool:
         """Train a first model or short trials, or only time a few steps; then choose and store the length of the run.
 
         A first model is stored, too. This method is only called on the first process. The result is False if a signal

@@ -30,8 +30,8 @@ from paucal.runner.processes import (
     broadcast_value,
     explain_lost_processes,
     forget_run_of_children,
-    is_first,
-    join_processes,
+    init_launched_group,
+    is_rank_zero,
     pass_run_to_children,
     receive_path,
     run_on_rank_zero,
@@ -82,8 +82,8 @@ def begin(
     Settings that the user did not give are None; `origins` has the origin of each setting that the user gave. The run's
     duration is measured from `start_time`, a value of `time.monotonic()`; None means now.
     """
-    join_processes()
-    if not is_first():
+    init_launched_group()
+    if not is_rank_zero():
         return _join_run(job, callbacks)
     with ExitStack() as exit_stack, count_time_from(start_time), limited_threads(), RunWriter(console) as writer:
         with tell_others_of_failure():
@@ -109,8 +109,8 @@ def resume(
 
     `changes` may contain the settings in `CHANGEABLE`, and the new paths of images and other inputs that have moved.
     """
-    join_processes()
-    if not is_first():
+    init_launched_group()
+    if not is_rank_zero():
         return _join_run(job, callbacks)
     with ExitStack() as exit_stack, count_time_from(None), limited_threads(), RunWriter(console) as writer:
         with tell_others_of_failure():
@@ -119,7 +119,7 @@ def resume(
             old_settings = stored_settings(run, job.settings_type, job.verb)[0]
             writer.lock_existing(run)
             setup = _reassemble(job, run, settings, origins, console)
-            if settings.processes != old_settings.processes and job.needs_preliminary_steps(setup):
+            if settings.processes != old_settings.processes and job.needs_preliminary_work(setup):
                 raise UserError(
                     f"{str(run.path)!r} was stopped before the length of its training was chosen, with "
                     f"{counted(old_settings.processes, 'process', 'processes')}: resume this run with the same number "
@@ -195,7 +195,7 @@ def _local_folder(
 def _check_and_assemble(job: Job[S, A, Any], settings: S, origins: Mapping[str, str], console: Console) -> A:
     settings, origins = job.check(settings, origins)
     check_loggers(settings.logger)
-    settings = job.pin(resolve_output(settings, job.reads, console))
+    settings = job.with_absolute_paths(resolve_output(settings, job.reads, console))
     return job.assemble(settings, origins, console.progress)
 
 
@@ -228,7 +228,7 @@ def _write_initial_files(job: Job[S, A, Any], run: RunFolder, setup: A) -> None:
 def _execute_run(
     job: Job[S, A, R], run: RunFolder, setup: A, console: Console, callbacks: Sequence[Callback]
 ) -> R | Stopped:
-    logger_names = setup.settings.logger if is_first() else None
+    logger_names = setup.settings.logger if is_rank_zero() else None
     resume_command = f"paucal {job.verb} --resume {shlex.quote(run.place)}"
     pass_run_to_children(run.path)
     try:
@@ -237,14 +237,14 @@ def _execute_run(
             console.logging_to(run.log),
             Loggers(run, logger_names, console) as loggers,
         ):
-            if job.needs_preliminary_steps(setup):
+            if job.needs_preliminary_work(setup):
                 planned_setup = _make_preliminary_steps(job, run, setup, console)
                 if planned_setup is None:
                     stopped = Stopped(run.path, 0, setup.plan.total_steps, job.verb)
                     console.say(str(stopped))
                     return stopped
                 setup = planned_setup
-            loggers.describe(setup.settings)
+            loggers.log_settings(setup.settings)
             messages: list[str] = []
             # Each round trains one stage. A run has several stages only if the job's listener restarts the run.
             while True:
@@ -264,7 +264,7 @@ def _execute_run(
                     break
                 loggers.forget_step()
                 setup = _start_next_stage(job, run, setup, listener, console)
-            stopped = Stopped(run.path, outcome.step, (outcome.plan or setup.plan).last_step, job.verb)
+            stopped = Stopped(run.path, outcome.step, (outcome.plan or setup.plan).corrected_total_steps, job.verb)
             for line in [*messages, str(stopped)]:
                 console.say(line)
             return stopped
@@ -279,7 +279,7 @@ def _make_preliminary_steps(job: Job[S, A, Any], run: RunFolder, setup: A, conso
     def make_steps() -> None:
         nonlocal finished
         try:
-            finished = job.make_preliminary_steps(run, setup, console)
+            finished = job.run_preliminary_work(run, setup, console)
         except KeyboardInterrupt:
             if not run.card.exists():  # no model is saved yet, so there is nothing to resume
                 raise
@@ -334,7 +334,7 @@ def _fit_run(
             on_change=lambda plan, pace: console.say(describe_change(plan, pace)),
         )
         if setup.settings.ledger:
-            n_train, batch = len(setup.data.part("train")), setup.settings.effective_batch
+            n_train, batch = len(setup.data.split_indices("train")), setup.settings.effective_batch
             ledger = Ledger(run.path, setup.data.images.keys, batch, steps_per_epoch(n_train, batch))
             callbacks = [ledger, *callbacks]
         return fit(

@@ -30,7 +30,7 @@ def step_loader(
     collate_fn: Callable[[list[Any]], Any] = collate,
 ) -> TrainLoader:
     """Return the training loader of this process, which begins with forward pass `first_pass`."""
-    train, stream = data.part("train"), data.images.stream
+    train, stream = data.split_indices("train"), data.images.stream
     sampler = StepSampler(
         train,
         settings.batch_size_or_1,
@@ -38,7 +38,7 @@ def step_loader(
         settings.seed,
         first_pass,
         rank=rank(),
-        world=world_size(),
+        world_size=world_size(),
         accumulate=plan.accumulate,
         repeats=repeats,
         labels=data.images.labels[train] if balanced else None,
@@ -61,6 +61,6 @@ def eval_loader(
         inference_batch_size(preprocess.image_size, settings.device),
         settings.workers,
         rank=rank(),
-        world=world_size(),
+        world_size=world_size(),
         pin_memory=settings.device == "cuda",
     )

@@ -38,13 +38,13 @@ class LoggerFunctions:
 
     Attributes:
         open: Opens the logger of a run, given the run folder and the logger's stored id (None for a new logger).
-        score: Logs the settings and the final scores, which may be empty, at an optimizer step.
+        log_scores: Logs the settings and the final scores, which may be empty, at an optimizer step.
         close: Closes the logger with one of `STATUSES`.
         place: Returns the path or URL of the logs.
     """
 
     open: Callable[[RunFolder, str | None], Logger]
-    score: Callable[[Any, Mapping[str, Any], dict[str, float], int], None]
+    log_scores: Callable[[Any, Mapping[str, Any], dict[str, float], int], None]
     close: Callable[[Any, str], None]
     place: Callable[[Any], str]
 
@@ -176,7 +176,7 @@ class Loggers:
     ) -> None:
         self._close_all("failed" if problem is not None else self._status)
 
-    def describe(self, settings: JobSettings) -> None:
+    def log_settings(self, settings: JobSettings) -> None:
         """Log the resolved settings to each logger that this run uses for the first time."""
         self._settings = {name: value for name, value in asdict(settings).items() if value is not None}
         for name in self._new_loggers:  # only new loggers, since some loggers do not allow changing a logged setting
@@ -214,7 +214,7 @@ class Loggers:
         """Log the finite test scores of the finished run."""
         finite_scores = {f"test_{name}": float(value) for name, value in scores.items() if math.isfinite(value)}
         for name in list(self._open_loggers):
-            score = LOGGER_FUNCTIONS[name].score
+            score = LOGGER_FUNCTIONS[name].log_scores
             self._call_or_drop(name, lambda logger, score=score: score(logger, self._settings, finite_scores, step))
         self._status = "success"
 

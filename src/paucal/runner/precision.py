@@ -19,12 +19,12 @@ from paucal.runner.console import Console
 from paucal.runner.input_images import InputImages
 
 
-def choose_for_images(
-    model: TrainedModel, asked: str | None, pictures: InputImages, console: Console
+def choose_precision_for_images(
+    model: TrainedModel, requested_precision: str | None, pictures: InputImages, console: Console
 ) -> PrecisionChoice:
-    """Return the precision `asked`; if `asked` is None, measure which precision is faster, and print the result."""
-    if asked is not None:
-        return EXPLICIT_CHOICES[asked]
+    """Return the requested precision; if there is none, measure which precision is faster, and print the result."""
+    if requested_precision is not None:
+        return EXPLICIT_CHOICES[requested_precision]
     sample: list[Image.Image] = []
     if bfloat16_flags() and len(pictures) > MEASURED_IMAGES:
         for position in range(MEASURED_IMAGES):
@@ -32,10 +32,10 @@ def choose_for_images(
                 sample.append(pictures.read(position))
             except UnreadableImage:  # reported later, when the image is classified
                 continue
-    return choose_on_sample(model, sample, len(pictures), console)
+    return choose_precision_on_sample(model, sample, len(pictures), console)
 
 
-def choose_on_sample(
+def choose_precision_on_sample(
     model: TrainedModel, sample: Sequence[Image.Image], count: int | None, console: Console
 ) -> PrecisionChoice:
     """Return the precision that is faster on sample images; float32 if there is no sample.

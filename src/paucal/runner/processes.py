@@ -37,7 +37,7 @@ def launcher() -> ClusterEnvironment | None:
     return None
 
 
-def launched_shape() -> tuple[int, int] | None:
+def launched_process_counts() -> tuple[int, int] | None:
     """Return (processes per node, nodes) as set by the launcher; None if there is no launcher."""
     environment = launcher()
     if environment is None:
@@ -47,7 +47,7 @@ def launched_shape() -> tuple[int, int] | None:
     return local_processes, world_size // local_processes
 
 
-def is_first() -> bool:
+def is_rank_zero() -> bool:
     """Return whether this process has rank 0, and so reads the flags, writes files and prints."""
     environment = launcher()
     if environment is not None:
@@ -55,7 +55,7 @@ def is_first() -> bool:
     return not (RUN_VARIABLE in os.environ and int(os.environ.get("LOCAL_RANK", 0)) > 0)
 
 
-def join_processes() -> None:
+def init_launched_group() -> None:
     """Initialise the process group if a launcher started this process; otherwise do nothing.
 
     With GPUs, the group has two backends: gloo gathers results on the CPU, and NCCL reduces gradients on the GPUs.

@@ -13,7 +13,7 @@ from paucal.data.images import ImageSet
 from paucal.data.sources.joining import split_location
 from paucal.data.splits.split import Split
 from paucal.data.splits.split_csv import read_split
-from paucal.runner.processes import launched_shape
+from paucal.runner.processes import launched_process_counts
 from paucal.runs import RunFolder, open_run
 from paucal.settings.options import check_ranges, earlier_names, flag, setting_fields, with_current_names
 from paucal.settings.shared import JobSettings
@@ -32,10 +32,10 @@ S = TypeVar("S", bound="DataclassInstance")
 J = TypeVar("J", bound=JobSettings)
 
 
-def process_shape(changes: Mapping[str, Any], settings: JobSettings) -> tuple[int, int]:
+def resumed_process_counts(changes: Mapping[str, Any], settings: JobSettings) -> tuple[int, int]:
     """Return (processes per node, nodes) of a resumed run, from `changes`, or else the launcher, or else `settings`."""
     single_process = (1, 1) if TorchElasticEnvironment.detect() else None  # torchrun started a single process
-    devices, nodes = launched_shape() or single_process or (settings.devices, settings.nodes)
+    devices, nodes = launched_process_counts() or single_process or (settings.devices, settings.nodes)
     return changes.get("devices", devices), changes.get("nodes", nodes)
 
 
@@ -82,14 +82,14 @@ def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple
         raise UserError(f"the run {str(run.path)!r} is finished: start a new run with 'paucal {job.verb}'.")
     settings, origins = stored_settings(run, job.settings_type, job.verb)
     if set(changes) & set(input_names(job)):
-        pinned = job.pin(replace(settings, init=None, **changes))
+        pinned = job.with_absolute_paths(replace(settings, init=None, **changes))
         settings = replace(pinned, init=settings.init)
     direct_names = set(CHANGEABLE) - {"devices", "nodes"}
     settings = replace(settings, **{name: value for name, value in changes.items() if name in direct_names})
     check_ranges(settings)
     _require_inputs(run, settings, job)
     origins = {**origins, **dict.fromkeys(changes, "flag of --resume")}
-    devices, nodes = process_shape(changes, settings)
+    devices, nodes = resumed_process_counts(changes, settings)
     if (devices, nodes) != (settings.devices, settings.nodes):
         settings, reasons = with_processes(settings, devices, nodes)
         origins |= reasons

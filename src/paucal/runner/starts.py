@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from paucal.backbones.names import timm_config
-from paucal.backbones.weights.inputs import ImageInput, checkpoint_preprocessing, find_program
+from paucal.backbones.weights.inputs import WeightsPreprocessing, checkpoint_preprocessing, find_program
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.backbones.weights.start import Head, StartWeights, pick_network, start_from
 from paucal.models.card import ModelCard
@@ -30,7 +30,7 @@ from paucal.rules.facts import InitialWeightsInfo, device_or_best
 from paucal.runs import RunFolder, open_model_folder
 from paucal.runs.folder import CHOSEN_WEIGHTS, COCO, PUBLISHED_WEIGHTS, TIMM, find_run_of_file, iterate_ancestry
 from paucal.runs.weights import read_untrusted, read_weights
-from paucal.settings.origins import automatic
+from paucal.settings.origins import automatic_origin
 from paucal.settings.shared import JobSettings, ModelSettings
 from paucal.types import UserError
 
@@ -59,7 +59,7 @@ class WeightsSource:
 
     facts: InitialWeightsInfo | None = None
     read: Callable[[str], StartWeights] | None = None
-    input: Callable[[str], ImageInput] | None = None
+    input: Callable[[str], WeightsPreprocessing] | None = None
     record: LoadReport | None = None
 
 
@@ -68,7 +68,7 @@ def without_none_init(settings: M) -> M:
     return replace(settings, init=None) if settings.init == NONE else settings
 
 
-def pin_start(settings: M) -> M:
+def with_absolute_init_path(settings: M) -> M:
     """Return settings in which a path in `init` is replaced by the absolute path of its run folder or weights file."""
     if settings.init is None or settings.init in PUBLISHED_WEIGHTS:
         return settings
@@ -76,7 +76,7 @@ def pin_start(settings: M) -> M:
     return replace(settings, init=str((open_model_folder(path).path if path.is_dir() else path).resolve()))
 
 
-def find_start(settings: ModelSettings, run: RunFolder | None = None) -> WeightsSource:
+def find_initial_weights(settings: ModelSettings, run: RunFolder | None = None) -> WeightsSource:
     """Return the source of the weights that `--init` names, without reading the weights.
 
     If `run` is a resumed run with a checkpoint, only the stored report on its initial weights is read.
@@ -108,7 +108,7 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Weights
     )
 
 
-def load_start(
+def load_initial_weights(
     weights_source: WeightsSource, model: str | None, objective: Objective, classes: Sequence[str], head: Head = "auto"
 ) -> LoadReport | None:
     """Load the initial weights into every backbone of the training objective.
@@ -150,7 +150,7 @@ def _check_settings(settings: ModelSettings) -> None:
 def _read_stored_report(run: RunFolder) -> WeightsSource:
     try:
         record = LoadReport.from_dict(run.read_json(START_FILE))
-        image_input = ImageInput.from_dict(record.input) if record.input else None  # missing in older runs
+        image_input = WeightsPreprocessing.from_dict(record.input) if record.input else None  # missing in older runs
         if image_input is not None:
             Preprocessing.from_image_input((1, 1), image_input)  # raises an error for values out of range
     except TypeError as problem:
@@ -168,7 +168,7 @@ def _describe_run_weights(run: RunFolder, card: ModelCard) -> InitialWeightsInfo
         card.backbone.image_size,
         _add_patch_size(tuple(map(str, model_args)) if isinstance(model_args, list) else (), card),
         "model",
-        shown=count_images_seen(run),
+        images_seen=count_images_seen(run),
     )
 
 
@@ -224,7 +224,7 @@ class WeightsChoice:
     remark: str = ""
 
 
-def may_choose_start(settings: ModelSettings, origins: Collection[str], named: Collection[str] = ()) -> bool:
+def chooses_initial_weights(settings: ModelSettings, origins: Collection[str], named: Collection[str] = ()) -> bool:
     """Return whether the initial weights of a run are chosen automatically.
 
     This is the case if `init` is "auto" (the value in the stored config of such a run), or if the user gave neither
@@ -233,17 +233,19 @@ def may_choose_start(settings: ModelSettings, origins: Collection[str], named: C
     return settings.init == CHOSEN_WEIGHTS or (settings.init is None and not {"init", *named} & set(origins))
 
 
-def choose_start(settings: J, origins: Mapping[str, str], side: int) -> tuple[J, dict[str, str], WeightsChoice]:
+def choose_initial_weights(
+    settings: J, origins: Mapping[str, str], side: int
+) -> tuple[J, dict[str, str], WeightsChoice]:
     """Choose the pretrained weights of a run, and the model if no model was given.
 
     Return the settings, the origin of each setting, and the choice. `side` is the median of the images' shorter sides
     in pixels.
     """
     choice = choose_weights(settings.model, device_or_best(settings.device), side)
-    origins = {**origins, "init": automatic(choice.why)}
+    origins = {**origins, "init": automatic_origin(choice.why)}
     if not choice.candidates:
         return replace(settings, init=None), origins, choice
-    origins = {"model": automatic(choice.why), **origins}
+    origins = {"model": automatic_origin(choice.why), **origins}
     return replace(settings, init=CHOSEN_WEIGHTS, model=choice.candidates[0]), origins, choice
 
 

@@ -26,7 +26,7 @@ from paucal.data.shards.requests import RetriesFailed, retry
 from paucal.data.sources.archive import require_safe_name
 from paucal.reading import parse_json
 from paucal.runner.console import Console
-from paucal.runner.processes import launched_shape
+from paucal.runner.processes import launched_process_counts
 from paucal.runner.snapshots import FileStamp, take_snapshot
 from paucal.runner.storage_lock import StorageLock, write_in_folder
 from paucal.runs import RunFolder
@@ -185,7 +185,7 @@ class StoredRun:
         return stamp_and_digest[1], copy.stat().st_size
 
 
-class StoredCopy(Callback):
+class StorageUploader(Callback):
     """Copies a run to storage: in a background thread whenever the run has saved a state, and once more at the end."""
 
     def __init__(self, stored: StoredRun, lock: StorageLock, folder: Path, console: Console) -> None:
@@ -199,7 +199,7 @@ class StoredCopy(Callback):
         """End the run if another process has taken over the lock."""
         self._lock.check()
 
-    def __enter__(self) -> "StoredCopy":
+    def __enter__(self) -> "StorageUploader":
         self._thread.start()
         return self
 
@@ -246,7 +246,7 @@ class StoredCopy(Callback):
 
 
 @contextmanager
-def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator[StoredCopy]:
+def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator[StorageUploader]:
     """Lock a run on storage, and copy the run's local folder to the storage during the block and when the block ends.
 
     A resumed run is downloaded first; a new run must not exist on the storage yet.
@@ -272,7 +272,7 @@ def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator
             shutil.rmtree(folder, ignore_errors=True)
         (local_home / UNSENT_FILE).unlink(missing_ok=True)
         write_text(local_home / PLACE_FILE, json.dumps({"url": stored_run.url}) + "\n")
-        with StoredCopy(stored_run, lock, folder, console) as copy:
+        with StorageUploader(stored_run, lock, folder, console) as copy:
             yield copy
     console.say(f"the run is in {stored_run.url}")
 
@@ -295,7 +295,7 @@ def _keep_unsent_copy(local_home: Path, console: Console) -> None:
 
 def require_one_machine(overwrite: bool = False) -> None:
     """Refuse several machines and `--overwrite`, which are not supported for runs on object storage."""
-    shape = launched_shape()
+    shape = launched_process_counts()
     if shape is not None and shape[1] > 1:
         raise UserError("a run on object storage must run on one machine: give --output on a shared disk.")
     if overwrite:

@@ -25,8 +25,8 @@ UNSUPPORTED_FORMATS = {
 }
 
 
-def resolve_table(text: str, form: TableFormat | None = None) -> tuple[Path, TableFormat]:
-    """Return the path and the format of an output table: `form`, else the format of the file extension, else CSV."""
+def resolve_table(text: str, table_format: TableFormat | None = None) -> tuple[Path, TableFormat]:
+    """Return the path and the format of an output table: given, by file extension, or CSV."""
     path = expand_user_path(text)
     extension = path.suffix.lower()
     if extension in UNSUPPORTED_FORMATS:
@@ -35,11 +35,12 @@ def resolve_table(text: str, form: TableFormat | None = None) -> tuple[Path, Tab
             ".json: use one of these extensions."
         )
     format_of_extension = FORMATS.get(extension)
-    if form is not None and format_of_extension not in (None, form):
+    if table_format is not None and format_of_extension not in (None, table_format):
         raise UserError(
-            f"--output: {text[:120]!r} ends in {extension}, but --format is {form}: change --output or --format."
+            f"--output: {text[:120]!r} ends in {extension}, but --format is {table_format}: "
+            "change --output or --format."
         )
     if not path.parent.exists():
         raise UserError(f"there is no folder for {text[:120]!r}: create the folder, or choose another --output.")
     check_file_writable(path)
-    return path, form or format_of_extension or "csv"
+    return path, table_format or format_of_extension or "csv"

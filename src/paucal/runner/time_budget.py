@@ -24,7 +24,7 @@ from paucal.runs import RunFolder
 from paucal.settings.origins import list_origins
 from paucal.settings.values import EXPECTED_DURATION
 from paucal.training import Plan, TimePlan
-from paucal.training.failures import memory_advice
+from paucal.training.failures import advise_on_memory_errors
 from paucal.training.trial_step import forward_and_backward
 from paucal.types import Batch, UserError
 from paucal.wording import counted, format_duration
@@ -55,7 +55,7 @@ def parse_duration(text: str, name: str = "--time-limit") -> float:
     return seconds
 
 
-def keep_one_length(settings: Any, origins: Mapping[str, str]) -> Any:
+def choose_time_or_epochs(settings: Any, origins: Mapping[str, str]) -> Any:
     """Return settings in which either the time or the epochs set the length of the run.
 
     Flags take precedence over a config, and a config over a recipe. Within a config the epochs take precedence, since
@@ -130,26 +130,26 @@ class TimedJob(Job[S, A, R]):
     length_setting: ClassVar[str]
 
     @abstractmethod
-    def measure(self, setup: A, threads: bool = False) -> Pace:
+    def measure(self, setup: A, tunes_threads: bool = False) -> Pace:
         """Time a few steps and evaluations, and restore the objective.
 
-        If `threads` is True, the number of CPU threads is chosen, too.
+        If `tunes_threads` is True, the number of CPU threads is chosen, too.
         """
 
     @abstractmethod
-    def fit_length(self, setup: A, pace: Pace, left: float) -> PlannedLength:
-        """Return the length of a run that takes at most `left` seconds from now on."""
+    def fit_length(self, setup: A, pace: Pace, seconds_left: float) -> PlannedLength:
+        """Return the length of a run that takes at most `seconds_left` seconds from now on."""
 
-    def needs_preliminary_steps(self, setup: A) -> bool:
+    def needs_preliminary_work(self, setup: A) -> bool:
         """Return whether the run has a time budget, but its length is not planned yet."""
         return setup.settings.time is not None and getattr(setup.settings, self.length_setting) is None
 
-    def make_preliminary_steps(self, run: RunFolder, setup: A, console: Console) -> bool:
+    def run_preliminary_work(self, run: RunFolder, setup: A, console: Console) -> bool:
         """Time a few steps, and store the length of a run that fits in the time budget."""
         settings, counts = setup.settings, setup.data.counts()
         console.say("timing a few steps on this machine")
-        with memory_advice(setup.plan):
-            pace = self.measure(setup, threads=True)
+        with advise_on_memory_errors(setup.plan):
+            pace = self.measure(setup, tunes_threads=True)
         budget = parse_duration(settings.time, "--time")
         length = self.fit_length(setup, pace, budget - (time.monotonic() - start_time()))
         time_plan = TimePlan(
@@ -180,13 +180,13 @@ def seconds_per_step(
     device: torch.device,
     precision: str | None,
     accumulate: int = 1,
-    threads: bool = False,
+    tunes_threads: bool = False,
 ) -> float:
     """Return the seconds per optimizer step, including data loading, multiplied by `OVERHEAD_FACTOR`.
 
     Call this function within `trial_steps`, which moves the objective to the device. The first batch is a warm-up and
-    not timed, unless it is the only batch. If `threads` is True, the number of CPU threads is chosen during the warm-up
-    if other programs use the same cores.
+    not timed, unless it is the only batch. If `tunes_threads` is True, the number of CPU threads is chosen during the
+    warm-up if other programs use the same cores.
     """
 
     def timed_step(batch: Batch) -> None:
@@ -197,7 +197,7 @@ def seconds_per_step(
     for batch in batches:
         batch = batch.to(device)
         timed_step(batch)
-        if threads and not times and device.type == "cpu" and cores_are_shared():
+        if tunes_threads and not times and device.type == "cpu" and cores_are_shared():
             choose_threads(partial(timed_step, batch))
         now = time.perf_counter()
         times.append(now - begin)
@@ -238,9 +238,10 @@ def describe_change(plan: Plan, pace: float) -> str:
     """Return the message about a correction of a run's length; `pace` is the current number of seconds per step."""
     assert plan.time is not None
     change, previous_plan = plan.changes[-1], replace(plan, changes=plan.changes[:-1])
-    if change.total_steps == previous_plan.last_step:
+    if change.total_steps == previous_plan.corrected_total_steps:
         return f"plan: {counted(change.threads, 'thread')} from step {change.step} on, which is faster now"
     return (
         f"plan: a step takes {pace:.2g} s now ({plan.time.step:.2g} s when the length was planned): the run has "
-        f"{counted(change.total_steps, 'step')} instead of {previous_plan.last_step}, to keep the time budget"
+        f"{counted(change.total_steps, 'step')} instead of {previous_plan.corrected_total_steps}, "
+        "to keep the time budget"
     )

@@ -12,7 +12,7 @@ from paucal.data.sampler import steps_per_epoch
 from paucal.data.views.augmentation import Mixing
 from paucal.models.devices import DEVICES
 from paucal.rules.facts import best_device
-from paucal.runner.processes import launched_shape
+from paucal.runner.processes import launched_process_counts
 from paucal.runner.time_budget import parse_duration
 from paucal.settings.shared import JobSettings
 from paucal.training import Hardware, Plan
@@ -48,7 +48,7 @@ def hardware(settings: JobSettings) -> Hardware:
         raise UserError(f"--device is {device!r}, expected one of {', '.join(DEVICES)}.")
     if device != "cpu" and best_device()[0] != device:
         raise UserError(f"--device is {device!r}, but torch finds no such device on this machine: remove --device.")
-    launched, requested = launched_shape(), (settings.devices, settings.nodes)
+    launched, requested = launched_process_counts(), (settings.devices, settings.nodes)
     if launched is None and requested[1] > 1:
         raise UserError(
             f"--nodes is {requested[1]}, but the processes on the other machines were not started: start the command "

@@ -112,9 +112,13 @@ class RunFolder:
         """The path of the log, which contains each printed line with its time."""
         return self.path / "train.log"
 
-    def write_config(self, settings: Mapping[str, Any], origins: Mapping[str, str], verb: str, **more: Any) -> None:
-        """Write `config.yaml` with the settings, the origin of each value, the command, and the entries `more`."""
-        self.write_yaml(CONFIG_FILE, {"settings": dict(settings), "origin": dict(origins), "verb": verb, **more})
+    def write_config(
+        self, settings: Mapping[str, Any], origins: Mapping[str, str], verb: str, **extra_entries: Any
+    ) -> None:
+        """Write `config.yaml` with the settings, the origin of each value, the command, and `extra_entries`."""
+        self.write_yaml(
+            CONFIG_FILE, {"settings": dict(settings), "origin": dict(origins), "verb": verb, **extra_entries}
+        )
 
     @property
     def verb(self) -> str:

@@ -26,7 +26,7 @@ _MAX_START_BYTES = 4096  # limit for the first line of a file
 
 
 @dataclass(frozen=True)
-class Start:
+class StartRecord:
     """The information that a process stores when the run is started or resumed."""
 
     number: int  # number of earlier starts: 0 when the run is first started, 1 when it is first resumed, and so on
@@ -38,10 +38,10 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Record:
+class PassRecord:
     """The images of one forward pass on one process."""
 
-    start: Start  # information about the start or resumption of the run after which the pass was computed
+    start: StartRecord  # information about the start or resumption of the run after which the pass was computed
     step: int  # index of the optimizer step that the forward pass belongs to, counted from 0
     hashes: NDArray[np.uint64]  # (B,) hashes of the images' keys
 
@@ -49,7 +49,7 @@ class Record:
 class LedgerWriter:
     """Appends records to the ledger file that one process writes after one start or resumption of the run."""
 
-    def __init__(self, run: Path, start: Start) -> None:
+    def __init__(self, run: Path, start: StartRecord) -> None:
         (run / LEDGER_FOLDER).mkdir(exist_ok=True)
         path = run / LEDGER_FOLDER / f"{start.number:06d}-{start.rank:05d}.bin"
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
@@ -87,14 +87,14 @@ def next_start_number(run: Path) -> int:
     return max((int(file.name[:6]) + 1 for file in (run / LEDGER_FOLDER).glob("??????-?????.bin")), default=0)
 
 
-def read_records(run: Path) -> Iterator[Record]:
+def read_records(run: Path) -> Iterator[PassRecord]:
     """Yield all records, ordered by start number, then by rank; an incomplete last record of a file is left out."""
     for file in sorted((run / LEDGER_FOLDER).glob("??????-?????.bin")):
         content = np.memmap(file, dtype=np.uint8, mode="r") if file.stat().st_size else np.zeros(0, np.uint8)
         line, newline, _ = bytes(content[:_MAX_START_BYTES]).partition(b"\n")
         if not newline:
             continue
-        start, offset = Start(**json.loads(line)), len(line) + 1
+        start, offset = StartRecord(**json.loads(line)), len(line) + 1
         while offset + _RECORD_HEADER.size <= len(content):
             step, count, crc = _RECORD_HEADER.unpack(bytes(content[offset : offset + _RECORD_HEADER.size]))
             offset += _RECORD_HEADER.size
@@ -102,4 +102,4 @@ def read_records(run: Path) -> Iterator[Record]:
             offset += count * _HASH_TYPE.itemsize
             if offset > len(content) or zlib.crc32(hashes) != crc:
                 break
-            yield Record(start, step, np.frombuffer(hashes, dtype=_HASH_TYPE))
+            yield PassRecord(start, step, np.frombuffer(hashes, dtype=_HASH_TYPE))

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 def list_origins(settings: object, origins: Mapping[str, str], reasons: Mapping[str, str]) -> dict[str, str]:
     """Return the origin of each setting: "auto: REASON", the entry in `origins` ("flag" or "config"), or "default"."""
     return {
-        name: automatic(reasons[name]) if name in reasons else origins.get(name, "default") for name in vars(settings)
+        name: automatic_origin(reasons[name]) if name in reasons else origins.get(name, "default")
+        for name in vars(settings)
     }
 
 
-def automatic(reason: str) -> str:
+def automatic_origin(reason: str) -> str:
     """Return the origin of a setting that the run chose for a reason."""
     return f"auto: {reason}"
 

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from paucal.backbones import BackboneSpec
 from paucal.backbones.cost import image_cost
 from paucal.backbones.empty_models import build_empty
-from paucal.backbones.probe import make_probe_images
+from paucal.backbones.probe import make_dummy_images
 from paucal.backbones.sizing import fit_to_image_size
 from paucal.recipes.detection import RECIPES
 from paucal.rules.backbone import model_arguments
@@ -77,7 +77,7 @@ def _count_operations(model: Any, side: int) -> int | None:
     counter = FlopCounterMode(display=False)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
-        images = make_probe_images(model, (side, side)).requires_grad_()  # else the counter fails on some models
+        images = make_dummy_images(model, (side, side)).requires_grad_()  # else the counter fails on some models
         try:
             with counter:
                 model(images)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paucal.studies.outcome import Line
+from paucal.studies.outcome import TableNumber
 from paucal.studies.study import FIGURE_AXES, Study
 
 FIGURE_FILE = "figure.png"
@@ -29,7 +29,7 @@ class Point:
     quoted: frozenset[str]
 
 
-def points_of(study: Study, lines: Sequence[Line]) -> list[Point]:
+def points_of(study: Study, lines: Sequence[TableNumber]) -> list[Point]:
     """Return a point for each row, with measured values where they exist, and otherwise with published values."""
     lines_by_name = {(line.row.name, line.column.name): line for line in lines}
     points = []

@@ -23,7 +23,7 @@ from paucal.types import UserError
 from paucal.verbs.compare.grid import EVAL, EVALUATION, MODEL, START, Grid, cells_of, state_of, verb_settings
 from paucal.verbs.compare.jobs import GridImages, open_images
 from paucal.verbs.compare.preparation import prepare_grid
-from paucal.verbs.compare.running import is_settled, run_workers
+from paucal.verbs.compare.running import are_all_cells_final, run_workers
 from paucal.verbs.compare.settings import Arm
 from paucal.verbs.label.launch import label_set
 from paucal.verbs.label.settings import LabelSettings
@@ -116,7 +116,7 @@ def _transfer_settings(call: Call, run: PlannedRun, images: GridImages) -> dict[
         evaluation = {EVALUATION: scales}
     if small is None:
         return {**run.settings, **evaluation}
-    return {**_limit_epochs(run, small, images.training), **_start_setting(call, run), **evaluation}
+    return {**_limit_epochs(run, small, images.n_training_images), **_start_setting(call, run), **evaluation}
 
 
 def _feature_settings(call: Call, run: PlannedRun) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def _train_teacher(call: Call, selection: Mapping[str, Any], small: Scale, share
     }
     grid_settings, arms = call.grid_settings(call.folder / "teacher", [0]), [Arm("teacher", None, None, settings)]
     grid = prepare_grid(grid_settings, arms, shared, "the teacher of a study", console)
-    if not grid_settings.jobs and not is_settled(grid):
+    if not grid_settings.jobs and not are_all_cells_final(grid):
         raise UserError(
             "--jobs 0: a teacher makes the label maps of the rows and must be trained before the rows can be timed "
             f"(about {format_duration(grid.forecast['teacher'])}): remove --jobs."

@@ -27,8 +27,8 @@ from paucal.studies.call import (
 from paucal.studies.drawing import FIGURE_FILE, describe_sources, efficiency_figure, points_of
 from paucal.studies.grids import prepare_grids, shown_settings
 from paucal.studies.numbers import RESULTS_FILE, full_folder, measured_in_other_studies
-from paucal.studies.outcome import Line, find_lines
-from paucal.studies.plan import find_scale, plan, plan_all_runs
+from paucal.studies.outcome import TableNumber, collect_numbers
+from paucal.studies.plan import find_scale, plan_all_runs, plan_runs
 from paucal.studies.reading import find_study
 from paucal.studies.settings import StudySettings
 from paucal.studies.starts import read_starts, with_start_images
@@ -37,7 +37,7 @@ from paucal.studies.tables import shown_rows, terminal_table, write_results
 from paucal.studies.timing import is_timed, time_models
 from paucal.studies.words import caveats, describe_cost, describe_scale, without_jobs_0
 from paucal.types import UserError
-from paucal.verbs.compare.findings import read_findings
+from paucal.verbs.compare.findings import read_grid_results
 from paucal.verbs.compare.grid import Grid, cells_of, read_grid, state_of
 from paucal.verbs.compare.report import write_report
 from paucal.verbs.compare.running import require_workers, run_workers
@@ -56,7 +56,7 @@ class StudyResult:
     """
 
     folder: Path
-    lines: Sequence[Line]
+    lines: Sequence[TableNumber]
     settled: bool
     failed: Mapping[str, str]
 
@@ -100,7 +100,7 @@ def run_study(name: str, settings: StudySettings, command: str, console: Console
         return _count_or_time(study, settings, command, console)
     require_runnable(study, settings)
     small = find_scale(study, settings.scale)
-    runs = with_given_images(plan(study, settings.scale, settings.rows, settings.columns), settings)
+    runs = with_given_images(plan_runs(study, settings.scale, settings.rows, settings.columns), settings)
     locations = find_locations(settings, runs)
     folder = study_folder(study, settings, locations.by_name)
     require_workers(settings.on, settings.slurm, 0 if folder.exists() else settings.jobs)
@@ -123,7 +123,7 @@ def _compute_grids(call: Call, grids: Sequence[Grid]) -> bool:
     grid.
     """
     workers, console = worker_settings(call.settings), call.console
-    cells = {cell: grid for grid in grids for cell in cells_of(grid) if not state_of(cell).settled}
+    cells = {cell: grid for grid in grids for cell in cells_of(grid) if not state_of(cell).is_final}
     seconds = sum(grid.forecast.get(cell.arm.name, 0.0) for cell, grid in cells.items()) / max(1, workers.jobs)
     if len(grids) > 1 and seconds:
         console.say(
@@ -145,9 +145,9 @@ def _write_results(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], al
     # Earlier calls may have stored grids of runs on other data sets.
     other_data = dict.fromkeys(run.data for run in all_runs if run.data not in {grid.folder.name for grid in grids})
     earlier_grids = [read_grid(folder / name) for name in other_data if is_grid_folder(folder / name)]
-    lines, findings = find_lines(study, runs, [*grids, *earlier_grids], all_runs)
+    lines, findings = collect_numbers(study, runs, [*grids, *earlier_grids], all_runs)
     pages = [(f"curves and all runs on {result.grid.folder.name}", write_report(result)) for result in findings]
-    trained = [read_findings(grid) for grid in starts if grid.verb == "train"]
+    trained = [read_grid_results(grid) for grid in starts if grid.verb == "train"]
     pages += [("curves and runs of the initial weights", write_report(result)) for result in trained]
     states = {cell: state_of(cell) for grid in (*starts, *grids) for cell in cells_of(grid)}
     # Runs of commands other than `paucal train` are not in a comparison, but have their own reports.
@@ -156,7 +156,7 @@ def _write_results(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], al
     pages += [(words, page) for words, page in reports if page.is_file()]
     failed = {cell.name: state.error for cell, state in states.items() if state.name == "failed"}
     warnings = [f"{name} failed: {error}" for name, error in failed.items()]
-    if left := sum(not state.settled for state in states.values()):
+    if left := sum(not state.is_final for state in states.values()):
         resume = without_jobs_0(call.command)
         warnings.append(f"{counted(left, 'run')} of {len(states)} left to compute; resume with: {resume}")
     # At a smaller scale, the heading says that the numbers are not those of the published models.
@@ -189,7 +189,7 @@ def _count_or_time(study: Study, settings: StudySettings, command: str, console:
             f"{study.name}: counting the parameters and multiply-adds of the published models, a few seconds each; "
             "nothing is trained"
         )
-    lines, _ = find_lines(study, (), (), timed=timed, other_studies=measured_in_other_studies(study, folder))
+    lines, _ = collect_numbers(study, (), (), timed=timed, other_studies=measured_in_other_studies(study, folder))
     pictures: list[tuple[str, str]] = []
     if study.draws:
         points = points_of(study, lines)
@@ -210,7 +210,7 @@ def _count_or_time(study: Study, settings: StudySettings, command: str, console:
 
 
 def _write_and_print(
-    study: Study, content: Mapping[str, Any], lines: Sequence[Line], folder: Path, console: Console
+    study: Study, content: Mapping[str, Any], lines: Sequence[TableNumber], folder: Path, console: Console
 ) -> None:
     write_results(folder, lines)
     title, source = f"{study.paper}: {study.title}", f"{study.source}, {study.where}"

@@ -4,7 +4,7 @@ from rich.table import Table
 
 from paucal.recipes import detection, esvit, segmentation
 from paucal.recipes.table import RECIPES
-from paucal.studies.plan import plan
+from paucal.studies.plan import plan_runs
 from paucal.studies.reading import data_sets, find_study, studies
 from paucal.studies.study import TIMED_METRICS, Study
 from paucal.studies.words import (
@@ -47,7 +47,7 @@ def show(name: str) -> tuple[Table | None, list[str]]:
         sentences.append(f"cost at full scale: about {describe_hours(study)} GPU hours (estimated)")
         sentences.append(f"smaller scales: {', '.join(study.scales) or f'none, since {study.without}'}")
         recipes = {**RECIPES, **esvit.RECIPES, **detection.RECIPES, **segmentation.RECIPES}
-        runs = plan(study, "full")
+        runs = plan_runs(study, "full")
         names = dict.fromkeys(str(run.settings["recipe"]) for run in runs if run.settings.get("recipe"))
         sentences += [f"recipe {name}: {recipes[name].source}" for name in names]
         sentences.append("settings at full scale:")
@@ -121,4 +121,4 @@ def describe_hours(study: Study) -> str:
     """Return the GPU hours of a study at full scale as text; "-" if the study has no runs."""
     if not study.trains:
         return "-"
-    return format_hours(gpu_hours(study, plan(study, "full"), len(study.seeds)))
+    return format_hours(gpu_hours(study, plan_runs(study, "full"), len(study.seeds)))

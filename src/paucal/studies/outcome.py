@@ -19,14 +19,14 @@ from paucal.studies.numbers import (
 from paucal.studies.plan import PlannedRun
 from paucal.studies.study import COUNTED_METRICS, DERIVED_METRICS, TIMED_METRICS, Column, Row, Study, Value
 from paucal.studies.timing import ModelSpeeds, timed_value
-from paucal.verbs.compare.findings import ArmOutcome, Findings, read_findings, scores_of
+from paucal.verbs.compare.findings import ArmOutcome, GridResults, read_grid_results, scores_of
 from paucal.verbs.compare.grid import Grid, cells_of, state_of
 
 NOT_RUN = "not run at this scale"  # reason for a missing measurement
 
 
 @dataclass(frozen=True)
-class Line:
+class TableNumber:
     """One number of a study's table: the published value and the value measured here.
 
     Attributes:
@@ -69,21 +69,21 @@ class RunResults:
         return next((run for run in self.all_runs if run.row == row and column in run.columns), None)
 
 
-def find_lines(
+def collect_numbers(
     study: Study,
     runs: Sequence[PlannedRun],
     grids: Sequence[Grid],
     all_runs: Sequence[PlannedRun] = (),
     timed: ModelSpeeds | None = None,
     other_studies: Mapping[str, Numbers] | None = None,
-) -> tuple[list[Line], list[Findings]]:
+) -> tuple[list[TableNumber], list[GridResults]]:
     """Return a line for every number of the table, and the results of the grids whose runs are trained with labels.
 
     `grids` include the grids of earlier calls. `all_runs` are all runs of the scale, by default the requested `runs`.
     `timed` has the speeds of the models, for columns of times. `other_studies` has the full-scale numbers of the
     studies that columns refer to.
     """
-    findings = [read_findings(grid) for grid in grids if grid.verb == "train"]
+    findings = [read_grid_results(grid) for grid in grids if grid.verb == "train"]
     trained = {(result.grid.folder.name, arm.arm.way): arm for result in findings for arm in result.arms}
     scored: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     states: dict[tuple[str, str], set[str]] = {}
@@ -101,7 +101,7 @@ def find_lines(
         for index, column in enumerate(study.columns):
             deviation, gain = row.deviations[index] if row.deviations else None, _published_gain(study, row, index)
             measurement = _measured_number(study, row, column, run_results)
-            lines.append(Line(row, column, row.values[index], deviation, gain, *measurement))
+            lines.append(TableNumber(row, column, row.values[index], deviation, gain, *measurement))
     return lines, findings
 
 

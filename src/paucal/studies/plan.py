@@ -8,14 +8,14 @@ from itertools import takewhile
 from typing import Any, TypeVar
 
 from paucal.studies.reading import data_sets
-from paucal.studies.study import SCALES, Architecture, Column, Part, Row, Scale, Start, Study
+from paucal.studies.study import SCALES, Architecture, Column, InitialWeights, Row, RowOrColumn, Scale, Study
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
 # Metrics of frozen features that are not named like their evaluation protocol, mapped to the name of the protocol.
 PROTOCOL_OF_METRIC = {"correspondence_distance": "correspondence"}
 EPOCH_SETTINGS = ("region_after",)  # settings whose value is an epoch, which is scaled with the number of epochs
-T = TypeVar("T", bound=Part)
+T = TypeVar("T", bound=RowOrColumn)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class PlannedRun:
     against: str = ""
 
 
-def plan(
+def plan_runs(
     study: Study, scale: str, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None
 ) -> list[PlannedRun]:
     """Return the runs for the named rows and columns of a study, without duplicates.
@@ -85,7 +85,7 @@ def plan_all_runs(study: Study, scale: str, columns: Sequence[str] | None = None
 
 
 def _select_named(
-    parts: Sequence[T], all_parts: Sequence[Part], names: Sequence[str] | None, flag: str, study: Study
+    parts: Sequence[T], all_parts: Sequence[RowOrColumn], names: Sequence[str] | None, flag: str, study: Study
 ) -> list[T]:
     """Return the rows or columns of `parts` with the given names; if no names are given, return all of `parts`."""
     all_names = [part.name for part in all_parts]
@@ -100,7 +100,7 @@ def _select_named(
     return selected
 
 
-def start_settings(study: Study, start: Start, small: Scale) -> dict[str, Any]:
+def initial_weights_settings(study: Study, start: InitialWeights, small: Scale) -> dict[str, Any]:
     """Return the settings for training initial weights at a smaller scale, without images and seed."""
     standin, training = study.models[start.model].standin, small.start_training
     if standin is None or training is None:

@@ -20,11 +20,11 @@ from paucal.studies.study import (
     Architecture,
     Column,
     DataSet,
+    InitialWeights,
     Model,
-    Part,
     Row,
+    RowOrColumn,
     Scale,
-    Start,
     StartTraining,
     Study,
     Teacher,
@@ -160,7 +160,10 @@ def _make_study(name: str, entry: Mapping[str, Any], models: Mapping[str, Model]
     for part, kind in (("columns", Column), ("rows", Row)):
         items = enumerate(_require_list(entry.get(part, []), f"{location}: {part}"), 1)
         parts[part] = [_make_dataclass(kind, item, f"{location}: {part[:-1]} {number}") for number, item in items]
-    starts = {k: _make_dataclass(Start, v, f"{location}: the start {k!r}") for k, v in entry.get("starts", {}).items()}
+    starts = {
+        k: _make_dataclass(InitialWeights, v, f"{location}: the start {k!r}")
+        for k, v in entry.get("starts", {}).items()
+    }
     return _make_dataclass(Study, {**entry, **parts, "starts": starts, "name": name, "models": models}, location)
 
 
@@ -320,7 +323,7 @@ def _check_row(study: Study, row: Row, location: str) -> None:
                 raise UserError(f"{location} needs label maps, but a smaller scale has no teacher.")
 
 
-def _check_names(parts: Sequence[Part], data_sets: Mapping[str, DataSet], location: str) -> None:
+def _check_names(parts: Sequence[RowOrColumn], data_sets: Mapping[str, DataSet], location: str) -> None:
     names = [part.name for part in parts]
     for part in parts:
         if names.count(part.name) > 1:

@@ -12,7 +12,7 @@ from typing import Any
 from paucal.runner.console import Console
 from paucal.runs.grid_files import is_grid_folder
 from paucal.studies.call import Call, DataLocations
-from paucal.studies.plan import PlannedRun, start_settings, with_given_start
+from paucal.studies.plan import PlannedRun, initial_weights_settings, with_given_start
 from paucal.studies.scenes import DRAWN_FOLDER, OTHER_DIGITS, SCENES, START_DIGITS, draw_data_sets
 from paucal.studies.settings import StudySettings
 from paucal.studies.study import Scale, Study
@@ -111,7 +111,7 @@ def prepare_starts(call: Call, rows: Grid) -> None:
                 # Initial weights that are trained on the images of the rows use the split and label maps of the rows.
                 like_rows = () if start_training.data else ("split", "labels")
                 parts = {name: value for name, value in arm.settings.items() if name in like_rows}
-                settings[name] = {**start_settings(study, study.starts[name], small), **parts}
+                settings[name] = {**initial_weights_settings(study, study.starts[name], small), **parts}
         if not settings:
             continue
         fraction = {}
@@ -132,4 +132,8 @@ def open_labelled(shared: Mapping[str, Any], classes: str | None, console: Conso
 
 def fraction_setting(images: GridImages, count: int) -> dict[str, float]:
     """Return the setting `fraction` that limits training to `count` images; an empty dict if all images are used."""
-    return {} if images.training <= MAX_SIZE_RATIO * count else {"fraction": round(count / images.training, 6)}
+    return (
+        {}
+        if images.n_training_images <= MAX_SIZE_RATIO * count
+        else {"fraction": round(count / images.n_training_images, 6)}
+    )

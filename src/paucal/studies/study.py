@@ -142,7 +142,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Part:
+class RowOrColumn:
     """The fields that rows and columns have in common, which describe runs.
 
     Attributes:
@@ -167,7 +167,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Column(Part):
+class Column(RowOrColumn):
     """A column of a table, with one number for each row.
 
     Attributes:
@@ -183,7 +183,7 @@ class Column(Part):
 
 
 @dataclass(frozen=True)
-class Row(Part):
+class Row(RowOrColumn):
     """A row of a table.
 
     Attributes:
@@ -207,7 +207,7 @@ class Row(Part):
 
 
 @dataclass(frozen=True)
-class Start:
+class InitialWeights:
     """The weights from which the runs of some table rows start, or the weights whose frozen features are evaluated.
 
     Attributes:
@@ -264,7 +264,7 @@ class Study:
     misprints: tuple[str, ...] = ()
     telling: str = ""
     without: str = ""
-    starts: Mapping[str, Start] = field(default_factory=dict)
+    starts: Mapping[str, InitialWeights] = field(default_factory=dict)
     draws: Mapping[str, str] = field(default_factory=dict)
     see: str = ""
     note: str = ""

@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from paucal.studies.numbers import RESULTS_FILE, Measurement
-from paucal.studies.outcome import NOT_RUN, Line
+from paucal.studies.outcome import NOT_RUN, TableNumber
 from paucal.studies.study import Study
 from paucal.studies.words import format_published
 from paucal.verbs.compare.report import format_interval
@@ -19,7 +19,7 @@ DECIMALS = {  # number of decimals in tables, by metric; other metrics have 1 de
 }
 
 
-def shown_rows(lines: Sequence[Line], heading: str = "measured") -> list[dict[str, str]]:
+def shown_rows(lines: Sequence[TableNumber], heading: str = "measured") -> list[dict[str, str]]:
     """Return the rows of the table on the page, one for each number; each row maps column headings to texts.
 
     `heading` is the heading of the measured numbers. Columns without values are omitted. Rows without a published
@@ -72,13 +72,13 @@ def terminal_table(study: Study, rows: Sequence[Mapping[str, str]]) -> Table:
     return table
 
 
-def write_results(folder: Path, lines: Sequence[Line]) -> None:
+def write_results(folder: Path, lines: Sequence[TableNumber]) -> None:
     """Write `results.csv`, with one row for each number."""
     rows = [_line_numbers(line) for line in lines]
     write_text(folder / RESULTS_FILE, csv_text(rows[0], *(row.values() for row in rows)))
 
 
-def _line_numbers(line: Line) -> dict[str, Any]:
+def _line_numbers(line: TableNumber) -> dict[str, Any]:
     measured = line.measured
     interval = None if measured is None or measured.difference is None else measured.difference.both
     names = {"measured": "value", "measured_sd": "deviation", "measured_low": "low", "measured_high": "high"}

@@ -40,7 +40,7 @@ ON_CPU, ON_ACCELERATOR = TimingEffort(2, 5), TimingEffort(64, 15)
 
 
 @dataclass(frozen=True)
-class Spread:
+class Quartiles:
     """The lower quartile, the median and the upper quartile of some numbers."""
 
     low: float
@@ -52,8 +52,8 @@ class Spread:
 class ModelSpeed:
     """Images per second of a model, and their ratio to the reference model's (None for the reference model itself)."""
 
-    rate: Spread
-    ratio: Spread | None
+    rate: Quartiles
+    ratio: Quartiles | None
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def timed_rows(study: Study, names: Sequence[str] | None) -> list[Row]:
     return [row for name, row in rows.items() if not names or name in names]
 
 
-def timed_value(study: Study, row: Row, column: Column, timed: ModelSpeeds) -> tuple[Spread | None, str]:
+def timed_value(study: Study, row: Row, column: Column, timed: ModelSpeeds) -> tuple[Quartiles | None, str]:
     """Return the value in a row and in a column of times, and ""; or None and the reason why there is no value.
 
     The metric "throughput" is images per second on this device. The metric "throughput_scaled" is comparable with the
@@ -125,8 +125,8 @@ def timed_value(study: Study, row: Row, column: Column, timed: ModelSpeeds) -> t
     scale = _base_row(study, row).values[study.columns.index(column)]
     if not isinstance(scale, float):
         return None, "no published number of a reference row"
-    ratio = speed.ratio or Spread(1.0, 1.0, 1.0)
-    return Spread(scale * ratio.low, scale * ratio.median, scale * ratio.high), ""
+    ratio = speed.ratio or Quartiles(1.0, 1.0, 1.0)
+    return Quartiles(scale * ratio.low, scale * ratio.median, scale * ratio.high), ""
 
 
 def time_alternately(first: Step, second: Step, pairs: int) -> list[tuple[float, float]]:
@@ -148,7 +148,7 @@ def synchronized_time() -> float:
     return time.perf_counter()
 
 
-def spread(values: Sequence[float]) -> Spread:
+def quartiles(values: Sequence[float]) -> Quartiles:
     """Return the quartiles of at least two numbers.
 
     Example:
@@ -156,7 +156,7 @@ def spread(values: Sequence[float]) -> Spread:
         Spread(low=2.0, median=3.0, high=4.0)
     """
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return Spread(low, median, high)
+    return Quartiles(low, median, high)
 
 
 class _ModelTimer:
@@ -185,9 +185,9 @@ class _ModelTimer:
             base_step, is_base = self._base_step(base), key[0] == key[1]
             step = base_step if is_base else self._make_step(row)
             seconds = time_alternately(step, base_step, self._effort.pairs)
-            rate = spread([self._effort.images / row_seconds for row_seconds, _ in seconds])
+            rate = quartiles([self._effort.images / row_seconds for row_seconds, _ in seconds])
             ratios = [base_seconds / row_seconds for row_seconds, base_seconds in seconds]
-            self._measured[key] = ModelSpeed(rate, None if is_base else spread(ratios))
+            self._measured[key] = ModelSpeed(rate, None if is_base else quartiles(ratios))
         return self._measured[key]
 
     def _base_step(self, base: Row) -> Step:

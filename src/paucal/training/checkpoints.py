@@ -84,7 +84,7 @@ def _keeper_state(path: Path) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def mismatch_advice(path: Path) -> Iterator[None]:
+def advise_on_weight_mismatch(path: Path) -> Iterator[None]:
     """Raise a UserError with advice if a checkpoint contains the weights of another model."""
     try:
         yield

@@ -21,7 +21,7 @@ MAX_REASON_CHARACTERS = 200  # maximum length of an error's text within a messag
 
 
 @contextmanager
-def memory_advice(plan: Plan) -> Iterator[None]:
+def advise_on_memory_errors(plan: Plan) -> Iterator[None]:
     """Raise a UserError with advice in place of an out-of-memory error."""
     try:
         yield
@@ -97,7 +97,7 @@ def is_compiler_error(problem: BaseException | None) -> bool:
 
 
 @contextmanager
-def compile_advice(plan: Plan) -> Iterator[None]:
+def advise_on_compile_errors(plan: Plan) -> Iterator[None]:
     """Raise a UserError that advises the user to remove --compile if the compilation failed."""
     try:
         yield

@@ -18,9 +18,9 @@ from paucal.cores import count_usable_cores
 from paucal.distributed import broadcast_tensors
 from paucal.objectives.base import Objective
 from paucal.training.averaging import MovingAverage
-from paucal.training.checkpoints import AtomicCheckpoints, checkpoint_changes, mismatch_advice
-from paucal.training.failures import compile_advice, memory_advice
-from paucal.training.hanging import HangLimit
+from paucal.training.checkpoints import AtomicCheckpoints, advise_on_weight_mismatch, checkpoint_changes
+from paucal.training.failures import advise_on_compile_errors, advise_on_memory_errors
+from paucal.training.hanging import ProcessGroupTimeout
 from paucal.training.keeper import ObjectiveHooks, Records, RunKeeper
 from paucal.training.length_correction import RunClock
 from paucal.training.meters import SkippedStepCheck
@@ -121,7 +121,7 @@ def fit(
         ObjectiveHooks(),
         *([BufferBroadcast()] if is_sharded else []),
         *([average] if average else []),
-        *([HangLimit(plan.hardware.hang_seconds)] if plan.hardware.hang_seconds is not None else []),
+        *([ProcessGroupTimeout(plan.hardware.hang_seconds)] if plan.hardware.hang_seconds is not None else []),
         skipped_step_check,
         keeper,
         stop,
@@ -131,13 +131,13 @@ def fit(
         _silenced_lightning(),
         _planned_threads(plan),
         interruptible(),
-        memory_advice(plan),
-        compile_advice(plan),
-        mismatch_advice(newest_checkpoint),
+        advise_on_memory_errors(plan),
+        advise_on_compile_errors(plan),
+        advise_on_weight_mismatch(newest_checkpoint),
     ):
         trainer = build_trainer(plan, records.run.path, [*required_callbacks, *callbacks])
         trainer.fit(module, ckpt_path=newest_checkpoint if newest_checkpoint.exists() else None)
-    finished = keeper.step >= module.plan.last_step
+    finished = keeper.step >= module.plan.corrected_total_steps
     return Outcome(finished, keeper.step, keeper.rows, keeper.best, keeper.seconds, module.plan, keeper.interrupted)
 
 
@@ -152,7 +152,7 @@ def build_trainer(plan: Plan, folder: Path, callbacks: Sequence[Callback]) -> Tr
         strategy=ShardedStrategy(hardware.processes) if hardware.strategy == "fsdp" else hardware.strategy,
         precision=hardware.precision,  # type: ignore[arg-type]
         max_epochs=1,
-        max_steps=plan.last_step,
+        max_steps=plan.corrected_total_steps,
         accumulate_grad_batches=plan.accumulate,
         callbacks=list(callbacks),
         # With auto_requeue, Lightning would save its own checkpoint at SIGUSR1 and requeue the job.

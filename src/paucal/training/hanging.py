@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, Trainer
 from torch.distributed import distributed_c10d
 
 
-class HangLimit(Callback):
+class ProcessGroupTimeout(Callback):
     """Limits the wait for other processes during training.
 
     After training, torch's default limit applies again, since the first process may then work for a long time while the

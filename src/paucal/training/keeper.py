@@ -204,7 +204,9 @@ class RunKeeper(Callback):
         if self.records.on_epoch is not None and trainer.is_global_zero:
             # The numbers are rounded up, since the last epoch may be incomplete.
             plan = module.plan
-            epoch, epochs = (math.ceil(steps / plan.steps_per_epoch) for steps in (self.step, plan.last_step))
+            epoch, epochs = (
+                math.ceil(steps / plan.steps_per_epoch) for steps in (self.step, plan.corrected_total_steps)
+            )
             stop_requested = bool(self.records.on_epoch(epoch, epochs, row))
         self._on_epoch_requested_stop = trainer.strategy.broadcast(stop_requested)
         if self._improves(row):

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 
 from paucal.data.string_arrays import take_strings
-from paucal.runs.ledger import LedgerWriter, Start, image_hashes, next_start_number
+from paucal.runs.ledger import LedgerWriter, StartRecord, image_hashes, next_start_number
 
 
 class Ledger(Callback):
@@ -31,7 +31,9 @@ class Ledger(Callback):
         """Create this process's ledger file."""
         number = trainer.strategy.broadcast(next_start_number(self.run))
         rank, processes, step = trainer.global_rank, trainer.world_size, trainer.global_step
-        self._writer = LedgerWriter(self.run, Start(number, rank, processes, step, self.batch, self.steps_per_pass))
+        self._writer = LedgerWriter(
+            self.run, StartRecord(number, rank, processes, step, self.batch, self.steps_per_pass)
+        )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Record the images of a forward pass."""

@@ -74,7 +74,7 @@ class RunClock:
         if self._step_end is not None:  # the first step is not timed, since it is slower than later steps
             self._new_steps, self._new_seconds = self._new_steps + 1, self._new_seconds + now - self._step_end
         self._step_end = now
-        if step >= plan.last_step or (trainer.world_size > 1 and step % POLL_STEPS):
+        if step >= plan.corrected_total_steps or (trainer.world_size > 1 and step % POLL_STEPS):
             return False
         change = self._find_change(trainer, module, batch) if trainer.is_global_zero else None
         change = trainer.strategy.broadcast(change)
@@ -105,12 +105,12 @@ class RunClock:
         if abs(self._needed_seconds(plan, step) - available) <= tolerance:
             return None
         total_steps = self._affordable_steps(plan, step, available)
-        if total_steps == plan.last_step:
+        if total_steps == plan.corrected_total_steps:
             return None
         current_threads = plan.threads or torch.get_num_threads()
         threads = self._fastest_thread_count(trainer, module, batch, available) or current_threads
         # If the number of threads changes, keep the number of steps until the new step time has been measured.
-        return PlanChange(step, total_steps if threads == current_threads else plan.last_step, threads)
+        return PlanChange(step, total_steps if threads == current_threads else plan.corrected_total_steps, threads)
 
     def _current_costs(self) -> tuple[float, float, float]:
         """Return the expected seconds of a step, of a validation and of the work after the last step.
@@ -126,8 +126,10 @@ class RunClock:
     def _needed_seconds(self, plan: Plan, step: int) -> float:
         """Return the expected seconds from `step` to the end of the run with the plan's number of steps."""
         step_seconds, evaluation, closing = self._current_costs()
-        n_evaluations = math.ceil(plan.last_step / plan.steps_per_epoch) - (step - 1) // plan.steps_per_epoch
-        return (plan.last_step - step) * step_seconds + n_evaluations * evaluation + closing
+        n_evaluations = (
+            math.ceil(plan.corrected_total_steps / plan.steps_per_epoch) - (step - 1) // plan.steps_per_epoch
+        )
+        return (plan.corrected_total_steps - step) * step_seconds + n_evaluations * evaluation + closing
 
     def _affordable_steps(self, plan: Plan, step: int, available: float) -> int:
         """Return the total number of steps with which the run ends within `available` seconds; at least `step`."""

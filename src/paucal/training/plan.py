@@ -134,14 +134,14 @@ class Plan:
     changes: tuple[PlanChange, ...] = ()
 
     @property
-    def last_step(self) -> int:
+    def corrected_total_steps(self) -> int:
         """The number of optimizer steps of the whole run, after all corrections so far."""
         return self.changes[-1].total_steps if self.changes else self.total_steps
 
     @property
     def most_steps(self) -> int:
         """The largest number of optimizer steps to which the length of the run may still be corrected."""
-        return max(self.last_step, self.total_steps if self.time is None else self.time.most_steps)
+        return max(self.corrected_total_steps, self.total_steps if self.time is None else self.time.most_steps)
 
     @property
     def threads(self) -> int | None:

@@ -33,7 +33,7 @@ def write_parts(root: Path, images: str, file: str, name: str = "{n}.png", year:
 
 
 def declared(described: AnnotationSet) -> dict[str, str]:
-    return {Path(one.key).stem: one.declared for one in described.images}
+    return {Path(one.key).stem: one.declared_split for one in described.images}
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_images_of_parts__by_the_folders_in_one_file(tmp_path: Path):
         rows.append((key, image.size, boxes))
     (root / "boxes.json").write_text(json.dumps(coco(rows, {"red": 1, "blue": 2})))
     for place in (root, root / "boxes.json"):
-        assert [one.declared for one in read_boxes(place)[1].images] == ["train"] * 4 + ["val"] * 2
+        assert [one.declared_split for one in read_boxes(place)[1].images] == ["train"] * 4 + ["val"] * 2
     Image.new("RGB", (8, 8)).save(root / "train" / "new.png")
     assert read_boxes(root)[1].notes == ("1 image without an annotation is left out",)
     assert read_boxes(root / "boxes.json")[1].notes == ()

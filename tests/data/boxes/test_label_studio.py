@@ -246,7 +246,7 @@ def test_tags_of_cvat__are_classes_where_there_is_no_box(tmp_path: Path):
     (root / "annotations.xml").write_text(f"<annotations><version>1.1</version>{rows}</annotations>")
     images = open_images(root)
     assert (images.classes, images.labels.tolist()) == (("a", "b"), [0, 1, 0, 1, 0, 1])
-    assert list(images.declared) == ["train"] * 4 + ["test"] * 2
+    assert list(images.declared_splits) == ["train"] * 4 + ["test"] * 2
     assert not any(one.name == "bad-boxes" for one in paucal.check(root).findings)
 
 

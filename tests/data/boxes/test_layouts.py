@@ -60,11 +60,11 @@ def test_archives__are_read_as_the_folder_they_were_made_of(tmp_path: Path, name
     tree, plain = read_boxes(SETS[name](tmp_path / "set"))
     file = pack(tmp_path / "set", tmp_path / f"set{ending}", prefix)
     packed, described = read_boxes(file)
-    assert {Path(one.key).name: (one.boxes, one.names, one.declared) for one in described.images} == {
-        Path(one.key).name: (one.boxes, one.names, one.declared) for one in plain.images
+    assert {Path(one.key).name: (one.boxes, one.names, one.declared_split) for one in described.images} == {
+        Path(one.key).name: (one.boxes, one.names, one.declared_split) for one in plain.images
     }
     for position in range(3):
-        stores = [tree.store([plain.images[position].key]), packed.store([described.images[position].key])]
+        stores = [tree.make_store([plain.images[position].key]), packed.make_store([described.images[position].key])]
         assert stores[0].read(0).tobytes() == stores[1].read(0).tobytes()
     with pytest.raises(UserError, match=f"has boxes as {name}"):
         open_images(file)

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from paucal.data.boxes.naming import ImageNames
+from paucal.data.boxes.naming import ImageFinder
 from paucal.data.boxes.tree import folder_tree
-from paucal.data.splits.part_names import part_of_folders, part_of_name
+from paucal.data.splits.part_names import split_in_folders, split_in_name
 from paucal.types import UserError
 
 
-def names(files: list[str]) -> ImageNames:
+def names(files: list[str]) -> ImageFinder:
     tree = folder_tree(Path("set"), files)
-    return ImageNames(tree.images, tree)
+    return ImageFinder(tree.images, tree)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def names(files: list[str]) -> ImageNames:
     ],
 )
 def test_parts__are_whole_words_of_names(stem: str, part: str):
-    assert part_of_name(stem) == part
+    assert split_in_name(stem) == part
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_parts__are_whole_words_of_names(stem: str, part: str):
     ],
 )
 def test_parts__are_whole_names_of_folders(path: str, part: str):
-    assert part_of_folders(path) == part
+    assert split_in_folders(path) == part
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_cvat__masks_without_a_pixel_are_counted(tmp_path: Path):
 
 def test_cvat__subsets_are_parts_and_other_shapes_are_counted(tmp_path: Path):
     described = read_boxes(write_cvat(tmp_path / "set", subset=True, extra='<points label="a" points="1,2"/>'))[1]
-    assert [one.declared for one in described.images] == ["train"] * 4 + ["val"] * 2
+    assert [one.declared_split for one in described.images] == ["train"] * 4 + ["val"] * 2
     assert described.notes == ("1 shape without a box was not read: points 1",)
 
 
@@ -175,7 +175,7 @@ def test_tables__in_pixels_and_in_shares(tmp_path: Path, header: list[str], deli
     parts = {"train_labels.csv": range(4), "Test_labels.csv": range(4, 6)}
     described = read_boxes(write_tables(tmp_path / "parts", header, parts, delimiter, encoding))[1]
     require_read(described)
-    assert {Path(one.key).stem: one.declared for one in described.images} == {
+    assert {Path(one.key).stem: one.declared_split for one in described.images} == {
         **dict.fromkeys("0123", "train"),
         **dict.fromkeys("45", "test"),
     }
@@ -188,7 +188,7 @@ def test_tables__crowds_columns_of_parts_and_rows_without_a_box(tmp_path: Path):
         "0.png,a,1,2,30,40,1,training\n0.png,a,5,5,20,20,0,train\n1,b,1,1,9,9,0,Valid\n2,,,,,,,train\n"
     )
     described = read_boxes(root / "boxes.csv")[1]
-    found = [(one.key, one.crowd, one.names, one.declared) for one in described.images]
+    found = [(one.key, one.crowd, one.names, one.declared_split) for one in described.images]
     assert found == [
         ("images/0.png", [True, False], ["a", "a"], "train"),
         ("images/1.png", [False], ["b"], "val"),
@@ -275,7 +275,7 @@ def test_tables__of_tools_and_competitions(tmp_path: Path, form: str):
     (root / "boxes.csv").write_text("\n".join(lines) + "\n")
     described = read_boxes(root)[1]
     require_read(described)
-    assert {one.declared for one in described.images} == ({"train"} if form == "automl" else {""})
+    assert {one.declared_split for one in described.images} == ({"train"} if form == "automl" else {""})
     words = {
         "list of spans": "left, top, width, height, as in COCO JSON",
         "list of edges": "left, top, right, bottom",

@@ -32,7 +32,7 @@ def named_voc(root: Path, stems: list[str]) -> Path:
 
 
 def parts(root: Path) -> dict[str, str]:
-    return {Path(one.key).stem: one.declared for one in read_boxes(root)[1].images}
+    return {Path(one.key).stem: one.declared_split for one in read_boxes(root)[1].images}
 
 
 EXPECTED = {"0": "train", "1": "train", "2": "train", "3": "val", "4": "test", "5": "test"}
@@ -126,7 +126,7 @@ def test_names_of_several_images__are_refused_in_a_list(tmp_path: Path):
     keys = {one.key for one in read_boxes(root)[1].images}
     assert keys == {f"JPEGImages/{camera}/{n}.png" for camera in "ab" for n in range(2)}
     write_lists(root, train=["a/0", "a/1", "b/0"], val=["b/1"])
-    assert {one.key: one.declared for one in read_boxes(root)[1].images}["JPEGImages/b/1.png"] == "val"
+    assert {one.key: one.declared_split for one in read_boxes(root)[1].images}["JPEGImages/b/1.png"] == "val"
     write_lists(root, train=["0", "a/1", "b/0"])
     with pytest.raises(UserError, match=r"names '0', which may be 'JPEGImages/a/0\.png' or 'JPEGImages/b/0\.png'"):
         read_boxes(root)
@@ -137,7 +137,7 @@ def test_a_single_folder_called_like_a_part__is_no_part(tmp_path: Path):
         write_coco(tmp_path / "set" / folder, 3)
     (tmp_path / "set/day/_annotations.coco.json").rename(tmp_path / "set/day/_annotations_day.coco.json")
     described = read_boxes(tmp_path / "set")[1]
-    assert [one.declared for one in described.images] == ["test"] * 3  # its file says so
+    assert [one.declared_split for one in described.images] == ["test"] * 3  # its file says so
     assert described.notes == ("3 images with annotations that belong to no split were left out",)
 
 
@@ -147,7 +147,7 @@ def slow_part(line: str, lists: dict[str, list[str]]) -> str:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_lists__against_a_slow_reader(tmp_path: Path, seed: int):
-    """ImageNames that are beginnings of each other, in any order and with any forms of lines."""
+    """ImageFinder that are beginnings of each other, in any order and with any forms of lines."""
     chosen = random.Random(seed)
     stems = chosen.sample(["a", "a b", "a b 1", "a.b", "b", "b 1", "1", "1 0", "a 0", "ä", "a copy", "a copy 2"], 8)
     root = named_voc(tmp_path / "set", stems)

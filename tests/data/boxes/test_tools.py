@@ -243,10 +243,10 @@ def test_cvat__project_has_the_same_name_in_two_subsets(tmp_path: Path) -> None:
     write(root, **{"annotations.xml": CVAT})
     found = objects(root)
     first, second = found["images/train/a b.jpg"], found["images/validation/a b.jpg"]
-    assert (first.names, first.declared) == (['red, "x" & y', "wheel"], "train")
+    assert (first.names, first.declared_split) == (['red, "x" & y', "wheel"], "train")
     assert first.boxes == [(3, 4, 30.5, 40), (7, 8, 20, 23)]
     assert sum(first.outlines[1]["counts"][1::2]) == 195 - 46
-    assert (second.names, second.boxes, second.declared) == (["wheel"], [(15, 14, 25, 26)], "val")
+    assert (second.names, second.boxes, second.declared_split) == (["wheel"], [(15, 14, 25, 26)], "val")
     assert first.tags == ["good_frame"]
     flat = photos(tmp_path / "flat", "images/a b.jpg")
     write(flat, **{"annotations.xml": CVAT.partition('  <image id="1"')[0] + "</annotations>"})

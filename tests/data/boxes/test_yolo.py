@@ -26,7 +26,7 @@ def require_read(described: AnnotationSet, has_parts: bool = True) -> None:
         assert one.names == [row[0] for row in rows]
         for box, row in zip(one.boxes, rows, strict=True):
             assert box == pytest.approx(row[1:], abs=1e-3)
-        assert one.declared == (PART[n] if has_parts else "")
+        assert one.declared_split == (PART[n] if has_parts else "")
 
 
 FOLDERS = {part: f"images/{part}" for part in ("train", "val", "test")}
@@ -134,7 +134,7 @@ def test_empty_labels_missing_labels_and_missing_images(tmp_path: Path):
     assert [(Path(one.key).stem, len(one.boxes) > 0) for one in described.images] == [
         *(("0", False), ("3", True), ("4", True), ("5", True), ("1", False)),
     ]
-    assert described.images[-1].declared == "train"
+    assert described.images[-1].declared_split == "train"
     assert described.notes == (
         "val and train have the same images, which are used as train only",
         "1 label file without an image was left out, such as labels/2.txt",

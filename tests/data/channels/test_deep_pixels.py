@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paucal.data.channels.decoding import deep_channel_values
+from paucal.data.channels.decoding import high_bit_channel_values
 from paucal.data.decode import DecodeOptions, UnreadableImage, check_decodes, decode_rgb
 
 
@@ -42,7 +42,7 @@ def test_decode__reads_all_16_bits_of_a_png(channels):
     values = np.random.default_rng(0).integers(0, 4096, (5, 7, channels), dtype=np.uint16)
     source = png_16(values)
     kept = values[..., : {1: 1, 2: 1, 3: 3, 4: 3}[channels]]  # without opacity
-    found = deep_channel_values(source, "x")
+    found = high_bit_channel_values(source, "x")
     assert found is not None
     assert np.array_equal(found.reshape(kept.shape), kept)
     decoded = np.asarray(decode_rgb(source, "x", DecodeOptions(value_range=(0, 4095))))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paucal.data.channels.pixel_format import depth_notes, describe_depth_difference, differs_in_depth
+from paucal.data.channels.pixel_format import bit_depth_notes, describe_bit_depth_difference, differs_in_bit_depth
 from paucal.data.decode import DecodeOptions
 from paucal.data.sources.opening import open_images
 
@@ -32,7 +32,7 @@ def write(path: Path, deep: bool, bands: int = 1) -> Path:
 def test_depth__is_told_from_that_of_the_training(tmp_path: Path, name, bands, readings, deep):
     path = write(tmp_path / name, deep, bands)
     for source in (path, path.read_bytes()):
-        assert [differs_in_depth(source, name, reading) for reading in readings] == [deep, not deep]
+        assert [differs_in_bit_depth(source, name, reading) for reading in readings] == [deep, not deep]
 
 
 def test_notes__count_the_images_of_a_set_that_differ(tmp_path: Path):
@@ -40,15 +40,15 @@ def test_notes__count_the_images_of_a_set_that_differ(tmp_path: Path):
         write(tmp_path / f"set/{number}.png", deep=number < 2)
     (tmp_path / "set/4.png").write_bytes(b"damaged")
     images = open_images(tmp_path / "set", labelled=False)
-    assert depth_notes(images, DEEP) == [
-        f"{describe_depth_difference(DEEP)} (2 of 5 sampled images): predictions are unreliable"
+    assert bit_depth_notes(images, DEEP) == [
+        f"{describe_bit_depth_difference(DEEP)} (2 of 5 sampled images): predictions are unreliable"
     ]
-    assert depth_notes(images, SHALLOW) == [
-        f"{describe_depth_difference(SHALLOW)} (2 of 5 sampled images): predictions are unreliable"
+    assert bit_depth_notes(images, SHALLOW) == [
+        f"{describe_bit_depth_difference(SHALLOW)} (2 of 5 sampled images): predictions are unreliable"
     ]
     assert (
-        describe_depth_difference(DEEP)
+        describe_bit_depth_difference(DEEP)
         == "images have 8 bits per channel, and the model was trained on images with more"
     )
-    assert describe_depth_difference(SHALLOW, "it has").startswith("it has more than 8 bits per channel, and")
-    assert depth_notes(open_images("digits"), SHALLOW) == []
+    assert describe_bit_depth_difference(SHALLOW, "it has").startswith("it has more than 8 bits per channel, and")
+    assert bit_depth_notes(open_images("digits"), SHALLOW) == []

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image, ImageFilter
 
-from paucal.data.channels.pixels import Planes, image_from_pixels, moments_of, pixels_of
+from paucal.data.channels.pixels import MultichannelImage, image_from_pixels, moments_of, pixels_of
 from paucal.data.randomness import preserve_generators, reseed
 from paucal.data.views.augmentation import Augmentation
 from paucal.data.views.multi_crop import DinoCrop
@@ -33,7 +33,7 @@ def test_pixels__come_back_as_they_were():
     for channels in (1, 2, 3, 5):
         pixels = made(channels)
         assert (pixels_of(image_from_pixels(pixels)) == pixels).all()
-        assert isinstance(image_from_pixels(pixels), Planes) == (channels != 3)
+        assert isinstance(image_from_pixels(pixels), MultichannelImage) == (channels != 3)
 
 
 @pytest.mark.parametrize("number", range(len(CHANGES)))
@@ -61,7 +61,7 @@ def test_planes__can_be_sent_to_another_process():
 
 def test_planes__of_different_sizes_are_refused():
     with pytest.raises(ValueError, match="of one size"):
-        Planes([Image.new("L", (2, 2)), Image.new("L", (2, 3))])
+        MultichannelImage([Image.new("L", (2, 2)), Image.new("L", (2, 3))])
 
 
 def test_moments__are_those_of_every_channel():

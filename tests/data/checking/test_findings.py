@@ -9,16 +9,16 @@ from PIL import Image, ImageEnhance
 
 from paucal.data.checking.findings import (
     CheckedSet,
-    classes_table,
+    class_counts_by_split,
     has_misleading,
     label_findings,
-    size_findings,
+    small_image_findings,
     sort_findings,
 )
 from paucal.data.checking.pictures import exact_copy_findings, image_findings
 from paucal.data.checking.related import (
     CANDIDATE_SIDE,
-    Pair,
+    SimilarPair,
     find_similar_pairs,
     group_by_digest,
     merge_groups,
@@ -40,7 +40,7 @@ def made(keys: list[str], labels: list[int], declared: list[str] | None = None, 
         classes=tuple("abcdef"[:n_classes]),
         keys=keys,
         labels=np.asarray(labels, dtype=np.int64),
-        declared=declared or [""] * len(keys),
+        declared_splits=declared or [""] * len(keys),
         store=ArrayStore(pixels),
     )
 
@@ -131,9 +131,9 @@ def test_exact_groups__between_parts_and_labels_mislead_and_others_do_not():
 
 def test_sizes__far_below_the_others_are_named():
     sizes = np.asarray([[224, 300]] * 9 + [[60, 80]])
-    (found,) = size_findings(sizes, 224, np.arange(10))
+    (found,) = small_image_findings(sizes, 224, np.arange(10))
     assert found.groups == ((9,),)
-    assert size_findings(sizes[:9], 224, np.arange(9)) == []
+    assert small_image_findings(sizes[:9], 224, np.arange(9)) == []
 
 
 def test_ranked__puts_the_gravest_first():
@@ -143,7 +143,7 @@ def test_ranked__puts_the_gravest_first():
 
 def test_table__counts_classes_by_part():
     one = checked([0, 0, 1], ["train", "test", "train"])
-    assert classes_table(one.images, one.parts) == {"train": {"a": 1, "b": 1}, "test": {"a": 1, "b": 0}}
+    assert class_counts_by_split(one.images, one.parts) == {"train": {"a": 1, "b": 1}, "test": {"a": 1, "b": 0}}
 
 
 def photo(seed: int) -> Image.Image:
@@ -222,7 +222,7 @@ def test_near_pairs__that_features_tell_apart_are_left_out(folder: Path):
     (pair,) = find_similar_pairs(survey, images.store)
     one = CheckedSet(images, np.full(len(images), "train"), False)
     for cosine, there in ((0.95, True), (0.5, False)):
-        found = image_findings(one, survey, [Pair(pair.first, pair.second, pair.correlation, cosine)])
+        found = image_findings(one, survey, [SimilarPair(pair.first, pair.second, pair.correlation, cosine)])
         assert ("alike-with-other-labels" in kinds(found)) == there
 
 

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
-from paucal.data.channels.pixel_format import with_value_ranges
+from paucal.data.channels.pixel_format import measure_value_ranges
 from paucal.data.channels.pixels import RGB
 from paucal.data.decode import DecodeOptions
 from paucal.data.decoded.prepare import prepare_images
@@ -50,7 +50,7 @@ def filled(values: np.ndarray, fill: float) -> np.ndarray:
 )
 def test_range__is_that_of_the_measurements(tmp_path, values, no_data, note):
     images = save(tmp_path / "set", values, no_data)
-    low, high = with_value_ranges(DecodeOptions(), images)[0].value_range or (0, 0)
+    low, high = measure_value_ranges(DecodeOptions(), images)[0].value_range or (0, 0)
     assert 0 <= low < 10
     assert 2990 < high <= 3000
     prepared, _ = prepare_images(images, DecodeOptions())
@@ -61,7 +61,7 @@ def test_range__is_that_of_the_measurements(tmp_path, values, no_data, note):
 @pytest.mark.parametrize("fill", [0, 65535])
 def test_range__keeps_what_may_be_measured_and_says_so(tmp_path, fill):
     values = filled((HEIGHTS / 3 + 5000).astype(np.uint16), fill)
-    reading, notes = with_value_ranges(DecodeOptions(), save(tmp_path / "set", values))
+    reading, notes = measure_value_ranges(DecodeOptions(), save(tmp_path / "set", values))
     assert reading.value_range is not None
     assert fill in reading.value_range
     assert len(notes) == 1
@@ -70,4 +70,4 @@ def test_range__keeps_what_may_be_measured_and_says_so(tmp_path, fill):
 
 def test_range__of_ordinary_images_says_nothing(tmp_path):
     for number, values in enumerate((HEIGHTS, np.where(HEIGHTS > 1500, 4095, 100).astype(np.uint16), HEIGHTS - 1500)):
-        assert with_value_ranges(DecodeOptions(channels=RGB), save(tmp_path / str(number), values))[1] == []
+        assert measure_value_ranges(DecodeOptions(channels=RGB), save(tmp_path / str(number), values))[1] == []

@@ -11,7 +11,7 @@ from PIL import Image
 from paucal.data.decode import DEFAULT_DECODE_OPTIONS, DecodeOptions
 from paucal.data.decoded import cache_folder as folder
 from paucal.data.decoded import prepare
-from paucal.data.decoded.in_memory import CachedStore
+from paucal.data.decoded.in_memory import InMemoryStore
 from paucal.data.decoded.on_disk import EntryWriter, MappedStore, open_entry
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.images import full_size_image, without_decoded_copies
@@ -63,7 +63,7 @@ def test_prepare__keeps_exactly_what_is_read_without_it(photos):
     kept, bad = prepare_images(images, SMALL)
     assert isinstance(kept.store, MappedStore)
     assert bad == []
-    assert kept.reading == SMALL
+    assert kept.decode_options == SMALL
     assert [kept.store.read(i).size for i in range(12)] == [(80, 64)] * 12
     assert [kept.store.size(i) for i in range(12)] == [(160, 200)] * 12  # of the images themselves
     plain = ConvertedStore(images.store, SMALL)
@@ -170,7 +170,7 @@ def test_prepare__makes_do_without_a_disk(photos, monkeypatch, tmp_path):
     for place in ("off", str(tmp_path / "file" / "below")):
         monkeypatch.setenv(folder.CACHE_VARIABLE, place)
         kept, _ = prepare_images(images, SMALL)
-        assert isinstance(kept.store, CachedStore)
+        assert isinstance(kept.store, InMemoryStore)
         assert same(kept, expected)
         assert kept.store.size(0) == (160, 200)
 
@@ -180,13 +180,13 @@ def test_prepare__makes_do_where_the_disk_is_too_small(photos, monkeypatch, room
     monkeypatch.setattr(prepare, "usable_disk_bytes", lambda _: room)
     monkeypatch.setattr(prepare, "estimate_decoded_bytes", lambda _: 1.0)  # the sample promised less
     kept, _ = prepare_images(open_images(photos), SMALL)
-    assert isinstance(kept.store, CachedStore)
+    assert isinstance(kept.store, InMemoryStore)
     assert list(cache.glob("*.pixels")) == list(cache.glob(".*")) == []
 
 
 def test_prepare__leaves_images_in_memory_where_they_are(make_set):
     images, _ = prepare_images(make_set([0, 1, 1]), SMALL)
-    assert isinstance(images.store, CachedStore)
+    assert isinstance(images.store, InMemoryStore)
     assert np.asarray(images.store.read(2)).tolist() == np.full((6, 6, 3), 2).tolist()
 
 

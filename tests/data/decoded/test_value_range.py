@@ -2,14 +2,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paucal.data.channels.pixel_format import with_value_ranges
+from paucal.data.channels.pixel_format import measure_value_ranges
 from paucal.data.decode import DEFAULT_DECODE_OPTIONS, DecodeOptions
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.sources.opening import open_images
 
 
 def measure_range(images):
-    return with_value_ranges(DecodeOptions(), images)[0].value_range
+    return measure_value_ranges(DecodeOptions(), images)[0].value_range
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_prepare__reads_a_12_bit_set_with_all_of_256_levels(save):
     values = np.arange(4096, dtype=np.uint16).reshape(64, 64)
     images, _ = prepare_images(save(values, values), DEFAULT_DECODE_OPTIONS)
     assert len(np.unique(np.asarray(images.store.read(0)))) == 256
-    low, high = images.reading.value_range or (0, 0)
+    low, high = images.decode_options.value_range or (0, 0)
     assert low < 5
     assert high > 4090
 

@@ -16,7 +16,7 @@ from paucal.data.decoded.prepare import prepare_images
 from paucal.data.images import ImageSet
 from paucal.data.maps import store as hashes
 from paucal.data.maps.reader import LabelMaps
-from paucal.data.maps.store import MapFacts, MapWriter, content_hash
+from paucal.data.maps.store import LabelMapMetadata, MapWriter, pixel_hash
 from paucal.data.sources.opening import open_images
 from paucal.types import UserError
 
@@ -42,8 +42,8 @@ def image_set(count=4, classes=("cat", "dog", "elk")):
 
 
 def written(folder, images, classes=None, trained_on=()):
-    facts = MapFacts("a teacher", tuple(classes or images.classes), (2, 3), 2, tuple(trained_on))
-    hashes = [content_hash(images.store.read(i)) for i in range(len(images))]
+    facts = LabelMapMetadata("a teacher", tuple(classes or images.classes), (2, 3), 2, tuple(trained_on))
+    hashes = [pixel_hash(images.store.read(i)) for i in range(len(images))]
     writer = MapWriter(folder, facts, images.keys, hashes)
     generator = np.random.default_rng(0)
     shape = (len(images), 2, 2, 3)
@@ -170,23 +170,23 @@ def test_hashes__of_files_are_computed_once_until_a_file_changes(make_folder, tm
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     folder = make_folder("a/0.png", "a/1.png", "b/2.jpg")
     images = open_images(folder)
-    plain = [content_hash(images.store.read(n)) for n in range(3)]
+    plain = [pixel_hash(images.store.read(n)) for n in range(3)]
     seen: list[int] = []
     whole = hashes.full_size_image
     monkeypatch.setattr(hashes, "full_size_image", lambda one, n: (seen.append(n), whole(one, n))[1])
     told: list[tuple[int, int]] = []
-    assert hashes.content_hashes(images, [2, 0, 1], lambda *step: told.append(step)) == [plain[2], *plain[:2]]
+    assert hashes.pixel_hashes(images, [2, 0, 1], lambda *step: told.append(step)) == [plain[2], *plain[:2]]
     assert (seen, told) == ([2, 0, 1], [(1, 3), (2, 3), (3, 3)])
     seen.clear()
     told.clear()
     kept = prepare_images(open_images(folder), DecodeOptions(side=2))[
         0
     ]  # copies of a smaller size stand for their files
-    assert hashes.content_hashes(kept, np.arange(3), lambda *step: told.append(step)) == plain
+    assert hashes.pixel_hashes(kept, np.arange(3), lambda *step: told.append(step)) == plain
     assert (seen, told) == ([], [(3, 3)])
     Image.new("RGB", (12, 8), (9, 9, 9)).save(folder / "a" / "1.png")
     os.utime(folder / "a" / "1.png", ns=(1, 1))
-    again = hashes.content_hashes(open_images(folder), np.arange(3))
+    again = hashes.pixel_hashes(open_images(folder), np.arange(3))
     assert seen == [1]
     assert [one == other for one, other in zip(again, plain, strict=True)] == [True, False, True]
 
@@ -194,4 +194,4 @@ def test_hashes__of_files_are_computed_once_until_a_file_changes(make_folder, tm
 def test_hashes__without_a_cache_are_computed_anew(make_folder, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, "off")
     images = open_images(make_folder("a/0.png", "b/1.png"))
-    assert hashes.content_hashes(images, [0, 1]) == [content_hash(images.store.read(n)) for n in range(2)]
+    assert hashes.pixel_hashes(images, [0, 1]) == [pixel_hash(images.store.read(n)) for n in range(2)]

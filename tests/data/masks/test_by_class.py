@@ -46,7 +46,7 @@ def test_files_of_classes__are_joined_to_class_numbers(tmp_path: Path, image: st
     for n in range(4):
         expected = np.where(NUMBERS[n] == 2, 0, NUMBERS[n]) if n == 3 else NUMBERS[n]
         assert masked.masks.read(n).tolist() == expected.tolist()
-        assert masked.pixels[n].tolist() == [int((expected == number).sum()) for number in range(3)]
+        assert masked.class_pixel_counts[n].tolist() == [int((expected == number).sum()) for number in range(3)]
     assert masked.coding == MaskCoding("index", (0, 1, 2))
     assert "a file for each class: Cat, dog" in masked.images.notes
     assert not any("joined" in note for note in masked.images.notes)

@@ -95,7 +95,7 @@ def test_masks_by_transparency__are_read_by_it(tmp_path: Path):
     masked = opened(tmp_path)
     assert masked.images.classes == ("background", "foreground")
     assert masked.masks.read(1).tolist() == (NUMBERS == 1).astype(int).tolist()
-    assert masked.pixels[0].tolist() == [48, 0]
+    assert masked.class_pixel_counts[0].tolist() == [48, 0]
 
 
 def test_transparency_beside_colours__is_dropped(tmp_path: Path):
@@ -104,4 +104,4 @@ def test_transparency_beside_colours__is_dropped(tmp_path: Path):
         opacity = np.where(NUMBERS > 0, 255, 0).astype(np.uint8)[..., None]
         pixels = np.concatenate([COLOURS[NUMBERS], opacity], axis=2)
         Image.fromarray(pixels, "RGBA").save(root / f"masks/{n}.png")
-    assert opened(root).pixels[0].tolist() == [np.sum(n == NUMBERS) for n in (0, 2, 1)]
+    assert opened(root).class_pixel_counts[0].tolist() == [np.sum(n == NUMBERS) for n in (0, 2, 1)]

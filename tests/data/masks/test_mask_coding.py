@@ -158,7 +158,7 @@ ZERO_ONE, ZERO_255, VOID = (0, 1), (0, 255), (0, 1, 255)
 def test_files_of_two_codings__are_refused_with_the_flag_that_settles_it(many, words):
     facts = several_files(*many)
     if "84" in words:
-        facts.files[1].pixels[84] = 1
+        facts.files[1].pixel_counts[84] = 1
     with pytest.raises(UserError, match=words):
         find_coding(facts)
 

@@ -32,9 +32,9 @@ def test_masks__are_class_numbers_and_say_which_classes_an_image_shows(tmp_path)
     masked = opened(make(tmp_path, [top, np.zeros((4, 6), np.uint8)]))
     assert masked.images.classes == ("class 0", "class 1", "class 2")
     assert masked.images.multi_hot.tolist() == [[1, 0, 1], [1, 0, 0]]
-    assert masked.pixels.tolist() == [[12, 0, 11], [24, 0, 0]]
+    assert masked.class_pixel_counts.tolist() == [[12, 0, 11], [24, 0, 0]]
     assert masked.masks.read(0).tolist() == top.tolist()
-    assert masked.images.declared == ["", ""]
+    assert masked.images.declared_splits == ["", ""]
 
 
 def test_masks__that_do_not_fit_in_memory_are_read_again(tmp_path, monkeypatch):

@@ -65,7 +65,7 @@ def test_segments__are_drawn_as_the_classes_of_their_categories(tmp_path: Path, 
     masked = read(root)
     assert masked.images.classes == ("cell", "sky, grey")
     assert masked.images.keys == [f"{part}2017/{part}{n}.jpg" for part in SEGMENTS for n in range(3)]
-    assert masked.images.declared == ["train"] * 3 + ["val"] * 3
+    assert masked.images.declared_splits == ["train"] * 3 + ["val"] * 3
     assert masked.masks.read(4).tolist() == [[0] * 16] * 3 + [[1] * 16] * 6 + [[255] * 16] * 3
     before = find_pairs(root).pairs[0].masks[0].stat().st_mtime_ns
     assert read(root).masks.read(0).tolist() == masked.masks.read(0).tolist()

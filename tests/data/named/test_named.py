@@ -66,7 +66,7 @@ def test_named_sets__parts_become_splits(root):
     flowers = open_images("flowers102", root=root)
     assert "as in the DrLoc paper" in flowers.notes[0]
     assert len(flowers.classes) == 102
-    assert [flowers.declared.count(part) for part in ("train", "val", "test")] == [4, 0, 2]
+    assert [flowers.declared_splits.count(part) for part in ("train", "val", "test")] == [4, 0, 2]
 
 
 def test_named_sets__hints_forbid_mirrors_of_digits_and_signs(root):
@@ -82,7 +82,7 @@ def test_named_sets__can_be_opened_without_labels(root):
     images = open_images("dtd", root=root, labelled=False)
     assert images.classes == ()
     assert set(images.labels.tolist()) == {-1}
-    assert images.declared.count("val") == 2
+    assert images.declared_splits.count("val") == 2
 
 
 def test_named_sets__the_published_count_is_no_note(root, monkeypatch):

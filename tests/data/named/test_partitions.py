@@ -41,7 +41,7 @@ def test_lists__make_the_parts_and_leave_the_other_images_out(scenes, place):
     write_lists(scenes / place)
     images = open_images("sun397", root=scenes)
     greys = [images.store.read(row).getpixel((0, 0))[0] for row in range(len(images))]
-    named = zip(images.declared, greys, (images.classes[label] for label in images.labels), strict=True)
+    named = zip(images.declared_splits, greys, (images.classes[label] for label in images.labels), strict=True)
     assert sorted(named) == [
         ("test", 0, "abbey"),
         ("test", 10, "abbey"),
@@ -67,7 +67,7 @@ def test_lists__that_are_complete_are_no_note(scenes, monkeypatch):
 def test_lists__are_asked_for_where_they_are_not_there(scenes):
     images = open_images("sun397", root=scenes)
     assert len(images) == 8
-    assert set(images.declared) == {""}
+    assert set(images.declared_splits) == {""}
     put = (
         "put Training_01.txt and Testing_01.txt from Partitions.zip "
         f"(https://vision.princeton.edu/projects/2010/SUN/download/Partitions.zip) into {scenes / 'SUN397'}"

@@ -32,7 +32,7 @@ def test_webvision__is_read_without_what_is_not_there(root):
     shutil.rmtree(root / "flickr")
     images = open_images("webvision", root=root)
     assert images.keys == ["google/q0001/1a.jpg", "google/q0003/2b.jpg"]
-    assert set(images.declared) == {"train"}
+    assert set(images.declared_splits) == {"train"}
     assert "published with 980,449 + 1,459,125 + 50,000 images, but 2 + 0 + 0 exist here" in images.notes[-1]
     shutil.rmtree(root / "google")
     with pytest.raises(UserError, match=r"the data set 'webvision' is not in .*--data-root"):
@@ -52,7 +52,7 @@ def test_webvision__needs_no_labels_to_pretrain_with(root):
     (root / "info" / "train_filelist_google.txt").write_text("google/q0001/1a.jpg\ngoogle/q0003/2b.jpg 2\n")
     images = open_images("webvision", root=root, labelled=False)
     assert (images.classes, set(images.labels.tolist())) == ((), {-1})
-    assert images.declared.count("train") == 3
+    assert images.declared_splits.count("train") == 3
     with pytest.raises(UserError, match=r"line 1 of \S+train_filelist_google.txt is 'google/q0001/1a.jpg'; expected"):
         open_images("webvision", root=root)
 
@@ -61,7 +61,7 @@ def test_webvision__takes_an_image_that_is_listed_twice_once(root):
     MAKE["webvision"](root)
     list_of_google = root / "info" / "train_filelist_google.txt"
     list_of_google.write_text(list_of_google.read_text() * 2)
-    assert open_images("webvision", root=root).declared.count("train") == 3
+    assert open_images("webvision", root=root).declared_splits.count("train") == 3
     list_of_google.write_text("google/q0001/1a.jpg 0\ngoogle/q0001/1a.jpg 1\n")
     with pytest.raises(UserError, match="an image is listed twice"):
         open_images("webvision", root=root)

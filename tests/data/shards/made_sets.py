@@ -35,7 +35,7 @@ def numbered(count: int, parts: tuple[str, ...] = ("",)) -> ImageSet:
         classes=CLASSES,
         keys=[f"made/{n}.ppm" for n in range(count)],
         labels=np.arange(count) % 3,
-        declared=[parts[n % len(parts)] for n in range(count)],
+        declared_splits=[parts[n % len(parts)] for n in range(count)],
         store=Numbered(count),
     )
 

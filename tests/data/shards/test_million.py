@@ -76,7 +76,7 @@ def test_million__starts_without_reading_more_than_samples_and_in_little_memory(
     write_split(tmp_path / "split.csv", images, split)
     assert (read_split(tmp_path / "split.csv", images).parts == split.parts).all()
     merge_grids = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-    assert (len(images), images.labelled) == (COUNT, True)
+    assert (len(images), images.has_single_labels) == (COUNT, True)
     assert seconds < 20  # of processor time; decoding all of them takes minutes
     assert merge_grids < 250 * COUNT
 

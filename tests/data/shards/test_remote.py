@@ -85,7 +85,7 @@ def test_remote__another_process_may_make_room_at_the_same_time(storage, cache, 
         return real(path, **options)
 
     monkeypatch.setattr(type(first), "stat", removed)
-    RemoteShardFolder(URL).local_path(images.store._index.files[1])
+    RemoteShardFolder(URL).fetch_shard(images.store._index.files[1])
 
 
 def test_remote__without_an_index_is_looked_through_once(storage, cache, fetched):

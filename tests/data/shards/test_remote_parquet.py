@@ -39,7 +39,7 @@ def test_remote_parquet__is_what_it_is_on_this_machine(storage, cache, fetched, 
     assert fetched == []  # labels are read where they lie
     assert (len(images), images.name, images.location, images.classes) == (100, "rows", URL, CLASSES)
     assert (list(images.keys), images.labels.tolist()) == (here.keys, here.labels.tolist())
-    assert list(images.declared) == here.declared
+    assert list(images.declared_splits) == here.declared_splits
     assert images.notes[0].startswith("100 images in 4 shards are streamed: they are not decoded before the run")
     assert sorted(number_of(images.store.read(n)) for n in range(100)) == list(range(100))
     assert all(number_of(images.store.read(n)) % 3 == images.labels[n] for n in range(100))
@@ -74,7 +74,7 @@ def test_remote_parquet__one_file_by_its_name_where_storage_lists_nothing(storag
     monkeypatch.setattr(RemoteShardFolder, "list_files", lambda _: None)
     images = open_images(f"{URL}/test-000000.parquet")
     assert (images.name, images.location) == ("test-000000", f"{URL}/test-000000.parquet")
-    assert set(images.declared) == {""}
+    assert set(images.declared_splits) == {""}
     assert number_of(images.store.read(7)) % 3 == images.labels[7]
     assert len(images) == 30
     with pytest.raises(UserError, match=r"none\.parquet does not exist; check the address"):

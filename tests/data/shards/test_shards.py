@@ -21,7 +21,7 @@ from paucal.data.shards import index as index_module
 from paucal.data.shards import opening
 from paucal.data.shards import tar as tar_module
 from paucal.data.shards.index import INDEX_NAME
-from paucal.data.shards.opening import part_of
+from paucal.data.shards.opening import split_of_shard
 from paucal.data.shards.writing import write_shards
 from paucal.data.sources.opening import open_images
 from paucal.data.stores import Store
@@ -73,7 +73,7 @@ def test_shards__are_one_set_with_parts_labels_and_pixels(shards):
     ]
     assert images.classes == ("0", "1")
     assert images.labels.tolist() == [0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
-    assert list(images.declared) == ["test"] * 2 + ["train"] * 8
+    assert list(images.declared_splits) == ["test"] * 2 + ["train"] * 8
     assert [images.store.read(n).getpixel((0, 0))[0] for n in range(10)] == [8, 9, *range(8)]
     again = pickle.loads(pickle.dumps(images.store))
     assert again.read(3).tobytes() == images.store.read(3).tobytes()
@@ -115,7 +115,7 @@ def test_shards__in_folders_of_parts(shards):
         for file in shards.glob(f"{part}-*.tar"):
             file.rename(shards / part / f"{file.stem[-3:]}.tar")
     images = open_images(shards)
-    assert list(images.declared) == ["test"] * 2 + ["train"] * 8
+    assert list(images.declared_splits) == ["test"] * 2 + ["train"] * 8
     assert images.keys[0] == "test/000.tar/0008.png"
 
 
@@ -130,7 +130,7 @@ def test_folder__with_images_or_classes_beside_a_tar_is_a_folder(shards):
 
 def test_shard__alone_is_a_set_without_parts(shards):
     images = open_images(shards / "train-000.tar")
-    assert (len(images), set(images.declared), images.name) == (5, {""}, "train-000")
+    assert (len(images), set(images.declared_splits), images.name) == (5, {""}, "train-000")
 
 
 def test_shards__images_without_a_label_are_left_out_with_a_note(tmp_path):
@@ -224,7 +224,7 @@ def test_written__read_back_by_the_index_as_without_it(written):
     assert sorted(numbers) == list(range(60))
     assert numbers != sorted(numbers)
     assert images.labels.tolist() == [n % 3 for n in numbers]
-    assert list(images.declared) == [("train", "test")[n % 2] for n in numbers]
+    assert list(images.declared_splits) == [("train", "test")[n % 2] for n in numbers]
     assert [f"made_{n}-" in key or f"made/{n}-" in key for n, key in zip(numbers, images.keys, strict=True)]
     (written / INDEX_NAME).unlink()
     plain = open_images(written)
@@ -318,7 +318,7 @@ def test_index__no_zip_and_too_large_are_refused(written, monkeypatch):
     ],
 )
 def test_part__is_told_by_a_word_of_the_name_or_the_folder(name, part):
-    assert part_of(name) == part
+    assert split_of_shard(name) == part
 
 
 def test_write__several_labels_go_into_parquet_and_come_back(tmp_path):

@@ -5,7 +5,7 @@ from data.shards.made_sets import shards_of
 from paucal.data.randomness import derive_seed
 from paucal.data.sampler import StepSampler
 from paucal.data.shards.stream import Stream, concatenate_streams, is_streamed, window_size
-from paucal.data.string_arrays import RepeatedStrings, StringArray, sorted_positions, take_strings
+from paucal.data.string_arrays import RepeatedStrings, StringArray, argsort_strings, take_strings
 
 
 def made_stream(shards: int = 7, each: int = 60, block: int = 10, window: int = 64) -> Stream:
@@ -75,7 +75,7 @@ def test_order__of_some_of_the_images_keeps_the_places_of_the_rest():
 def sampler(start: int = 0, rank: int = 0, world: int = 1, batch: int = 8) -> StepSampler:
     stream = made_stream()
     chosen = np.flatnonzero(np.arange(420) % 7 != 0)
-    return StepSampler(chosen, batch, 100, 5, start=start, rank=rank, world=world, stream=stream.take(chosen))
+    return StepSampler(chosen, batch, 100, 5, start=start, rank=rank, world_size=world, stream=stream.take(chosen))
 
 
 def test_sampler__follows_seed_and_epoch_alone():
@@ -139,7 +139,7 @@ def test_texts__are_the_strings_they_were_made_of():
     assert list(texts[1:4]) == strings[1:4]
     assert list(take_strings(texts, np.array([4, 0]))) == take_strings(strings, np.array([4, 0])) == ["a" * 300, "b"]
     assert list(StringArray.from_buffers(*texts.take(np.array([3, 2])).to_buffers())) == ["bytes\udce3", "ä"]
-    assert sorted_positions(texts[:3]).tolist() == sorted_positions(strings[:3]).tolist() == [1, 0, 2]
+    assert argsort_strings(texts[:3]).tolist() == argsort_strings(strings[:3]).tolist() == [1, 0, 2]
     assert list(StringArray.numbered(["x", "y"], [2, 1])) == ["x#0", "x#1", "y#0"]
 
 

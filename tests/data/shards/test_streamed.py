@@ -66,7 +66,7 @@ def batches(
 ) -> list[Batch]:
     indices = np.arange(len(images))
     assert images.stream is not None
-    sampler = StepSampler(indices, size, steps, 3, start=start, rank=rank, world=world, stream=images.stream)
+    sampler = StepSampler(indices, size, steps, 3, start=start, rank=rank, world_size=world, stream=images.stream)
     return list(make_train_loader(ViewDataset(images, [(Which(), 1)], 3), sampler, workers))  # type: ignore[arg-type]
 
 
@@ -181,7 +181,7 @@ def test_streamed__split_is_stored_and_read_back_without_a_table_of_text(images,
 
 
 def test_streamed__evaluation_reads_every_image_once_in_order(images):
-    loader = make_eval_loader(images, np.arange(0, COUNT, 7), Which(), 64, rank=1, world=2)  # type: ignore[arg-type]
+    loader = make_eval_loader(images, np.arange(0, COUNT, 7), Which(), 64, rank=1, world_size=2)  # type: ignore[arg-type]
     ids = [int(number) for batch in loader for number in batch.ids]  # type: ignore[attr-defined]
     assert ids == list(range(7, COUNT, 14))
     assert len(loader) == -(-len(ids) // 64)

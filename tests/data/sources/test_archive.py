@@ -64,7 +64,7 @@ def test_archive__is_the_folder_it_was_made_of(tmp_path, kind, base):
 def test_archive__has_parts_and_unlabelled_images(tmp_path, kind):
     content = {f"{part}/{name}": data for part in ("train", "test") for name, data in PICTURES.items()}
     file = pack(tmp_path / f"set.{kind}", content)
-    assert set(open_images(file).declared) == {"train", "test"}
+    assert set(open_images(file).declared_splits) == {"train", "test"}
     loose = pack(tmp_path / f"loose.{kind}", {"1.png": encode(1), "x/y/2.png": encode(2)})
     assert open_images(loose, labelled=False).keys == ["1.png", "x/y/2.png"]
 
@@ -88,7 +88,9 @@ def test_archive__of_any_layout_is_the_folder(tmp_path_factory, folders, labelle
         for place in (made / "top", archive):
             try:
                 found = open_images(place, labelled=labelled)
-                outcomes.append((len(found), found.classes, sorted(found.declared), sorted(found.labels.tolist())))
+                outcomes.append(
+                    (len(found), found.classes, sorted(found.declared_splits), sorted(found.labels.tolist()))
+                )
             except UserError:
                 outcomes.append(None)
         stripped = len(folders) == 1 or len({folder.split("/")[0] for folder in folders}) == 1

@@ -13,7 +13,7 @@ def test_open_folder__class_folders(make_folder):
     assert images.classes == ("Cat", "ant", "dog")  # lexicographic, capitals first
     assert images.keys == ["Cat/a.jpeg", "ant/deep/er/x.PNG", "dog/1.JPG", "dog/2.png"]
     assert images.labels.tolist() == [0, 1, 2, 2]
-    assert images.declared == [""] * 4
+    assert images.declared_splits == [""] * 4
     assert images.name == "photos"
     assert images.store.read(3).size == (12, 8)
     assert images.store.size(3) == (8, 12)
@@ -26,7 +26,7 @@ def test_open_folder__class_folders(make_folder):
 def test_open_folder__parts_in_any_spelling(make_folder, val, test):
     folder = make_folder("Train/a/1.png", "Train/b/2.png", f"{val}/b/3.png", f"{test}/a/4.png", f"{test}/b/5.png")
     images = open_images(folder)
-    found = {Path(key).name: part for key, part in zip(images.keys, images.declared, strict=True)}
+    found = {Path(key).name: part for key, part in zip(images.keys, images.declared_splits, strict=True)}
     assert found == {"1.png": "train", "2.png": "train", "3.png": "val", "4.png": "test", "5.png": "test"}
 
 
@@ -64,21 +64,21 @@ def test_open_folder__follows_links_without_loops(make_folder, tmp_path):
 def test_open_folder__takes_train_as_a_class_among_classes(make_folder):
     images = open_images(make_folder("train/1.png", "bus/1.png", "car/1.png"))
     assert images.classes == ("bus", "car", "train")
-    assert images.declared == ["", "", ""]
+    assert images.declared_splits == ["", "", ""]
 
 
 def test_open_folder__unlabelled_takes_any_nesting(make_folder):
     images = open_images(make_folder("1.png", "x/2.png", "x/y/z/3.jpg"), labelled=False)
     assert images.keys == ["1.png", "x/2.png", "x/y/z/3.jpg"]
     assert images.classes == ()
-    assert not images.labelled
+    assert not images.has_single_labels
     assert images.labels.tolist() == [-1, -1, -1]
-    assert images.declared == ["", "", ""]
+    assert images.declared_splits == ["", "", ""]
 
 
 def test_open_folder__unlabelled_still_knows_the_parts(make_folder):
     images = open_images(make_folder("train/a/1.png", "train/2.png", "test/b/1.png"), labelled=False)
-    assert images.declared == ["test", "train", "train"]
+    assert images.declared_splits == ["test", "train", "train"]
 
 
 def test_open_images__a_single_image_without_labels(make_folder):

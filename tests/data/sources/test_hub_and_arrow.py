@@ -65,7 +65,7 @@ def test_arrow__of_parts_is_what_parquet_is(tmp_path):
     saved, plain = (open_images(tmp_path / kind, label_column="fine_label") for kind in ("arrow", "parquet"))
     assert saved.classes == plain.classes == ("oak", "pine", "rose")
     assert saved.labels.tolist() == plain.labels.tolist()
-    assert saved.declared == plain.declared == ["test"] * 6 + ["train"] * 6
+    assert saved.declared_splits == plain.declared_splits == ["test"] * 6 + ["train"] * 6
     for index in range(12):
         assert saved.store.read(index).tobytes() == plain.store.read(index).tobytes()
     assert saved.keys[0] == "test/data-00000-of-00001.arrow#0"
@@ -106,7 +106,7 @@ def test_hub__reads_what_the_hub_has_converted(fetched):
         pq.write_table(table(6), folder / "refs_convert_parquet" / "default" / part / "0000.parquet")
     images = open_images("hf:owner/plants", label_column="fine_label")
     assert (images.name, images.location) == ("plants", "hf:owner/plants")
-    assert sorted(set(images.declared)) == ["test", "train"]
+    assert sorted(set(images.declared_splits)) == ["test", "train"]
     assert asked == [("owner/plants", None, True), ("owner/plants", hub.CONVERTED_REVISION, True)]
     asked.clear()
     open_images("hf:owner/plants", label_column="fine_label", download=True)
@@ -120,7 +120,7 @@ def test_hub__keeps_the_parts_of_a_set_that_is_converted_in_part(fetched, others
         (folder / "refs_convert_parquet" / "default" / part).mkdir(parents=True)
         pq.write_table(table(6), folder / "refs_convert_parquet" / "default" / part / "0000.parquet")
     images = open_images("hf:owner/plants", label_column="fine_label")
-    assert sorted(images.declared) == ["test"] * 6 + ["train"] * 6
+    assert sorted(images.declared_splits) == ["test"] * 6 + ["train"] * 6
     assert any("only the first images of this set" in note and "partial-train" in note for note in images.notes)
 
 
@@ -140,7 +140,7 @@ def test_hub__takes_folders_of_parts_for_no_configurations(fetched):
     for part in ("train", "validation"):
         (folder / "main" / part).mkdir(parents=True)
         pq.write_table(table(6), folder / "main" / part / "0000.parquet")
-    assert sorted(set(open_images("hf:owner/plants", label_column="fine_label").declared)) == ["train", "val"]
+    assert sorted(set(open_images("hf:owner/plants", label_column="fine_label").declared_splits)) == ["train", "val"]
 
 
 def test_hub__asks_for_one_of_several_configurations(fetched):

@@ -54,7 +54,7 @@ def test_places__of_one_name_beside_one_with_that_number_have_distinct_keys(tmp_
 def test_places__with_parts_and_without(tmp_path):
     one = folder(tmp_path / "one", "train/cat/1.png", "train/dog/2.png", "test/cat/3.png")
     two = folder(tmp_path / "two", "cat/1.png", "dog/3.png")
-    assert open_images(joined(one, two)).declared == ["test", "train", "train", "train", "train"]
+    assert open_images(joined(one, two)).declared_splits == ["test", "train", "train", "train", "train"]
 
 
 def test_places__each_with_one_class_are_enough_together(tmp_path):
@@ -101,7 +101,7 @@ def test_voc__with_one_class_for_each_image(tmp_path):
     assert images.classes == ("cat", "dog")
     assert images.keys == [f"JPEGImages/{n}.png" for n in (1, 2, 7)]
     assert np.array_equal(images.labels, [0, 1, 1])
-    assert images.declared == ["train", "train", "val"]
+    assert images.declared_splits == ["train", "train", "val"]
     assert any("without a class" in note for note in images.notes)
 
 
@@ -175,6 +175,6 @@ def test_voc__lists_as_other_programs_write_them(tmp_path, encoding, line):
     (folder / "cat_trainval.txt").write_text("slide 1 1\nslide 1 copy -1\n")
     images = open_images(tmp_path)
     assert images.classes == ("cat", "crash_test")
-    found = dict(zip(images.keys, zip(images.labels.tolist(), images.declared, strict=True), strict=True))
+    found = dict(zip(images.keys, zip(images.labels.tolist(), images.declared_splits, strict=True), strict=True))
     assert sorted(found.values()) == [(0, "test"), (0, "train"), (1, "val")]
     assert found["JPEGImages/slide 1.png"] == (0, "train")

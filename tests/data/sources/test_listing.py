@@ -21,7 +21,7 @@ def test_open_listing__train_and_test_lists_share_one_class_index(make_folder):
     ]
     assert images.classes == ("cat", "The owl", "dog")  # in the order of 2, 5, 7
     assert images.labels.tolist() == [2, 0, 2, 0, 1]
-    assert images.declared == ["train", "train", "train", "test", "test"]
+    assert images.declared_splits == ["train", "train", "train", "test", "test"]
     assert images.name == "real"
     assert images.location == str(folder)
     assert images.notes == ("read from real_train.txt and real_test.txt",)
@@ -34,7 +34,7 @@ def test_open_listing__the_test_list_alone_stands_for_itself(make_folder):
     (folder / "real_test.txt").write_text("real/cat/2.png 0\nreal/dog/4.png 1\n")
     images = open_images(folder / "real_test.txt")
     assert images.keys == ["real/cat/2.png", "real/dog/4.png"]
-    assert images.declared == ["", ""]
+    assert images.declared_splits == ["", ""]
     assert images.name == "real_test"
 
 
@@ -46,7 +46,7 @@ def test_open_listing__of_three_parts_in_a_folder(make_folder):
     (folder / "notes.txt").write_text("not a list\n")
     images = open_images(folder)
     assert images.keys == ["real/dog/3.png", "real/cat/1.png", "real/cat/2.png", "real/dog/4.png"]
-    assert images.declared == ["train", "train", "val", "test"]
+    assert images.declared_splits == ["train", "train", "val", "test"]
     assert images.name == "photos"
     assert make_split(images).counts() == {"train": 2, "val": 1, "test": 1, "unused": 0}
 

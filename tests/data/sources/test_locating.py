@@ -49,7 +49,7 @@ def test_tables__of_parts_find_their_own_folders(tmp_path, folder, name, alone):
         table(tmp_path / name.format(part), NAMES)
     images_at(tmp_path / folder.format("test"), "x", "x", "x", "x", *NAMES)  # other pictures under the same names
     images = open_images(tmp_path / name.format("train") if alone else tmp_path)
-    assert images.declared == ["train"] * 4 + ["val"] * 4 + ["test"] * 4
+    assert images.declared_splits == ["train"] * 4 + ["val"] * 4 + ["test"] * 4
     assert f"{images.location}/{images.keys[0]}" == f"{tmp_path}/{folder.format('train')}/0.png"
     assert [value(images, index) for index in range(12)] == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]
     assert images.labels.tolist() == [0, 1] * 6
@@ -67,9 +67,9 @@ def test_table__of_paths_in_folders_of_parts_has_these_parts(tmp_path):
     images_at(tmp_path, *(f"{part}/{name}" for part in ("train", "Valid") for name in NAMES))
     paths = [f"{part}/{name}" for part in ("train", "Valid") for name in NAMES]
     images = open_images(table(tmp_path / "metadata.csv", paths, "file_name,label"))
-    assert images.declared == ["train"] * 4 + ["val"] * 4
+    assert images.declared_splits == ["train"] * 4 + ["val"] * 4
     assert any("the splits are the folders of the images (Valid, train)" in note for note in images.notes)
-    assert set(open_images(table(tmp_path / "metadata.csv", paths[4:], "file_name,label")).declared) == {""}
+    assert set(open_images(table(tmp_path / "metadata.csv", paths[4:], "file_name,label")).declared_splits) == {""}
 
 
 def test_lists__of_parts_find_their_own_folders(tmp_path):
@@ -86,11 +86,11 @@ def test_lists__of_trainval_hold_what_train_and_val_hold(tmp_path):
     images_at(tmp_path, *(f"all/{name}" for name in NAMES))
     for name, some in (("trainval", NAMES[:3]), ("test", NAMES[3:])):
         (tmp_path / f"{name}.txt").write_text("".join(f"all/{one} {one[0]}\n" for one in some))
-    assert open_images(tmp_path).declared == ["train", "train", "train", "test"]
+    assert open_images(tmp_path).declared_splits == ["train", "train", "train", "test"]
     for name, some in (("train", NAMES[:2]), ("val", NAMES[2:3])):
         (tmp_path / f"{name}.txt").write_text("".join(f"all/{one} {one[0]}\n" for one in some))
-    assert open_images(tmp_path).declared == ["train", "train", "val", "test"]
-    assert open_images(tmp_path / "trainval.txt").declared == ["train", "train", "train", "test"]
+    assert open_images(tmp_path).declared_splits == ["train", "train", "val", "test"]
+    assert open_images(tmp_path / "trainval.txt").declared_splits == ["train", "train", "train", "test"]
 
 
 def test_tables__that_cannot_be_read_beside_the_train_table_are_refused(tmp_path):

@@ -34,7 +34,7 @@ def test_open_parquet__one_file_with_class_names(make_parquet):
     assert images.classes == ("no", "yes")
     assert images.labels.tolist() == [0, 1, 0, 1, 1]
     assert images.keys == [f"set.parquet#{row}" for row in range(5)]
-    assert images.declared == [""] * 5
+    assert images.declared_splits == [""] * 5
     assert [_value(images, i) for i in (4, 0, 3, 1, 2)] == [
         4,
         0,
@@ -51,7 +51,7 @@ def test_open_parquet__parts_from_shard_names(make_parquet):
     path = make_parquet("hub/data/test.parquet", 2, {"label": [0, 1]}, NAMES).parents[1]
     make_parquet("hub/data/unsupervised-00000-of-00001.parquet", 2, {"label": [0, 0]}, NAMES)
     images = open_images(path)
-    assert sorted(images.declared) == ["test"] * 2 + ["train"] * 6 + ["val"] * 2
+    assert sorted(images.declared_splits) == ["test"] * 2 + ["train"] * 6 + ["val"] * 2
     assert "data/train-00001-of-00002-ab12.parquet#2" in images.keys
     assert "unsupervised-00000" in images.notes[0]
 
@@ -59,7 +59,7 @@ def test_open_parquet__parts_from_shard_names(make_parquet):
 def test_open_parquet__in_the_only_subfolder(make_parquet):
     make_parquet("hub/plain_text/train.parquet", 2, {"label": [0, 1]})
     path = make_parquet("hub/plain_text/test.parquet", 2, {"label": [0, 1]}).parents[1]
-    assert sorted(open_images(path).declared) == ["test", "test", "train", "train"]
+    assert sorted(open_images(path).declared_splits) == ["test", "test", "train", "train"]
 
 
 def test_open_parquet__plain_bytes_and_labels_without_names(make_parquet):
@@ -214,7 +214,11 @@ def test_open_parquet__tests_with_validation_files_where_the_labels_of_the_test_
         file = make_parquet(f"set/{part}-00000-of-00001.parquet", len(labels), column, NAMES)
     with_labels, alone = (open_images(file.parent, labelled=labelled) for labelled in (True, False))
     tested = {key for key, part in zip(with_labels.keys, make_split(with_labels).parts, strict=True) if part == "test"}
-    held = {key for key, part in zip(alone.keys, alone.declared, strict=True) if part == held_out_part(alone.declared)}
+    held = {
+        key
+        for key, part in zip(alone.keys, alone.declared_splits, strict=True)
+        if part == held_out_part(alone.declared_splits)
+    }
     assert tested <= held
     assert len(held) == (4 if hidden else 2)
     assert any("images of the validation files are also test images" in note for note in alone.notes) == hidden
@@ -237,7 +241,7 @@ def test_open_parquet__survives_odd_metadata(make_parquet, text):
 def test_open_parquet__cifar10():
     images = open_images(SHARED / "cifar10")
     assert images.classes[:3] == ("airplane", "automobile", "bird")
-    assert (images.declared.count("train"), images.declared.count("test")) == (50_000, 10_000)
+    assert (images.declared_splits.count("train"), images.declared_splits.count("test")) == (50_000, 10_000)
     assert images.class_counts().tolist() == [6000] * 10
     assert images.store.read(59_999).size == (32, 32)
 
@@ -247,7 +251,7 @@ def test_open_parquet__clothing():
     images = open_images(SHARED / "clothing")
     assert len(images.classes) == 10
     assert images.classes[-1] == "t-shirt"
-    assert [images.declared.count(part) for part in ("train", "val", "test")] == [3068, 341, 372]
+    assert [images.declared_splits.count(part) for part in ("train", "val", "test")] == [3068, 341, 372]
     assert set(images.sample_sizes(20).min(axis=1)) == {160}
 
 

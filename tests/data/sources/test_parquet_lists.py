@@ -42,7 +42,7 @@ def test_lists__of_names_over_several_files(make_parquet):
     folder = make_parquet("h/test.parquet", 2, {"labels": [["tree"], []]}).parent
     images = open_images(folder)
     assert images.classes == ("cat", "dog", "tree")
-    assert images.declared == ["test", "test", "train", "train"]
+    assert images.declared_splits == ["test", "test", "train", "train"]
     assert images.multi_hot is not None
     assert images.multi_hot.tolist() == [[0, 0, 1], [0, 0, 0], [1, 1, 0], [1, 0, 0]]
 

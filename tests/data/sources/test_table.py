@@ -41,7 +41,7 @@ def test_table__gives_paths_and_classes(tmp_path):
     assert images.keys == ["a/1.png", "a/2.png", "b/3.png"]
     assert images.labels.tolist() == [0, 1, 0]
     assert images.store.read(2).size == (12, 8)
-    assert set(images.declared) == {""}
+    assert set(images.declared_splits) == {""}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_table__with_columns_that_are_named(tmp_path):
 
 def test_table__with_a_column_of_parts(tmp_path):
     rows = [["image", "label", "split"], ["1.png", "a", "train"], ["2.png", "b", "Validation"], ["3.png", "b", "test"]]
-    assert open_images(write(tmp_path, rows)).declared == ["train", "val", "test"]
+    assert open_images(write(tmp_path, rows)).declared_splits == ["train", "val", "test"]
     rows[1][2] = "holdout"
     with pytest.raises(UserError, match=r"line 2 of .* has the split 'holdout'; expected train, val or test"):
         open_images(write(tmp_path, rows))
@@ -92,7 +92,7 @@ def test_tables__of_the_parts_beside_it_belong_together(tmp_path):
     write(tmp_path, [["image", "label"], ["3.png", "b"], ["4.png", "c"]], "valid.csv")
     for place in (tmp_path, tmp_path / "train.csv"):
         images = open_images(place)
-        assert images.declared == ["train", "train", "val", "val"]
+        assert images.declared_splits == ["train", "train", "val", "val"]
         assert images.classes == ("a", "b", "c")
         assert images.labels.tolist() == [0, 1, 1, 2]
 
@@ -163,7 +163,7 @@ def test_split_csv__of_a_run_is_a_table(tmp_path):
     assert dict(zip(again.keys, again.labels.tolist(), strict=True)) == dict(
         zip(images.keys, images.labels.tolist(), strict=True)
     )
-    assert again.declared == split.parts.tolist()
+    assert again.declared_splits == split.parts.tolist()
 
 
 def test_folder__with_class_folders_wins_over_a_table(tmp_path):
@@ -188,7 +188,7 @@ def test_table__says_what_was_written(tmp_path_factory, labels, parts, delimiter
     images = open_tables({"": file}, SourceOptions())
     assert images.classes == tuple(sorted(set(labels)))
     assert [images.classes[label] for label in images.labels] == labels
-    assert images.declared == parts[: len(labels)]
+    assert images.declared_splits == parts[: len(labels)]
     assert images.labels.dtype == np.int64
 
 

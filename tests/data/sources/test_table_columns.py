@@ -155,7 +155,7 @@ def test_tables__in_the_folders_of_the_parts(tmp_path, name):
         }[name]
         (tmp_path / part / name).write_text("\n".join(lines) + "\n")
     images = open_images(tmp_path)
-    assert images.declared == ["train"] * 4 + ["val"] * 4 + ["test"] * 4
+    assert images.declared_splits == ["train"] * 4 + ["val"] * 4 + ["test"] * 4
     assert images.keys[::4] == ["train/0.png", "valid/0.png", "test/0.png"]
     assert labels_of(images) == [["cat"], ["dog"]] * 6
     (tmp_path / "train" / name).unlink()
@@ -175,7 +175,7 @@ def test_tables__that_only_seem_to_be_of_a_part(tmp_path):
     for number in range(4):
         (tmp_path / f"{number}.png").write_bytes(encode(number))
     (tmp_path / "road_test.csv").write_text("id,label\n0,a\n1,b\n")
-    assert open_images(tmp_path).declared == ["", ""]
+    assert open_images(tmp_path).declared_splits == ["", ""]
     (tmp_path / "latest.csv").write_text("id,label\n2,a\n3,b\n")
     assert open_images(tmp_path).keys == ["2.png", "3.png"]
 
@@ -192,7 +192,7 @@ def test_tables__of_parts_whose_columns_are_named(tmp_path):
         (tmp_path / "b" / f"{part}.csv").write_text(rows)
     for place in ("a", "b", "b/train.csv"):
         images = open_images(tmp_path / place, image_column="where", label_column="finding")
-        assert images.declared == ["train", "train", "test", "test"]
+        assert images.declared_splits == ["train", "train", "test", "test"]
         assert images.keys[::2] == ["train/0.png", "test/0.png"]
 
 

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from paucal.data.images import ImageSet
-from paucal.data.splits.groups import group_numbers, parse_fold, parts_of_fold
+from paucal.data.splits.groups import group_numbers, parse_fold, splits_of_fold
 from paucal.data.splits.split import make_split
 from paucal.data.stores import ArrayStore
 from paucal.types import UserError
@@ -149,8 +149,8 @@ def test_folds__test_every_image_once(by):
 def test_folds__do_not_depend_on_the_order_of_the_images():
     images = patients(20, 5)
     order = np.random.default_rng(0).permutation(100)
-    parts = parts_of_fold(images, 2, 5, 0, None)
-    assert (parts_of_fold(images.select(order), 2, 5, 0, None) == parts[order]).all()
+    parts = splits_of_fold(images, 2, 5, 0, None)
+    assert (splits_of_fold(images.select(order), 2, 5, 0, None) == parts[order]).all()
 
 
 @pytest.mark.parametrize("text", ["2", "0/5", "a/b", "6/5", "1/1", "2/5/1"])
@@ -170,7 +170,7 @@ def test_folds__of_too_few_images_are_refused():
 @pytest.mark.parametrize("by", [None, PATTERN])
 def test_folds__of_unlabelled_images_test_each_once(by):
     images = patients(20, 5)
-    unlabelled = ImageSet("made", "there", (), images.keys, np.full(100, -1), images.declared, images.store)
+    unlabelled = ImageSet("made", "there", (), images.keys, np.full(100, -1), images.declared_splits, images.store)
     splits = [make_split(unlabelled, group_by=by, fold=f"{number}/5") for number in range(1, 6)]
     assert sorted(np.concatenate([split.indices("test") for split in splits]).tolist()) == list(range(100))
     with pytest.raises(UserError, match="there has 3 images, too few for 5 folds"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paucal.data.sources.opening import open_images
-from paucal.data.splits.fewer_images import limit_val, take_few, take_fraction
+from paucal.data.splits.fewer_images import keep_train_fraction, keep_train_per_class, limit_val
 from paucal.data.splits.split import keep_all_for_training, make_split
 from paucal.data.splits.split_csv import read_rows, read_split, write_split
 from paucal.types import UserError
@@ -147,29 +147,29 @@ def test_take_fraction__is_stratified_and_nested(make_set):
     split = make_split(images, val_fraction=0, test_fraction=0.2)
     previous: set[int] = set()
     for fraction, expected in ((0.01, [1, 1, 1]), (0.25, [20, 4, 2]), (0.5, [40, 8, 4]), (1.0, [80, 16, 8])):
-        taken = take_fraction(split, images.labels, fraction, seed=5)
+        taken = keep_train_fraction(split, images.labels, fraction, seed=5)
         train = set(taken.indices("train").tolist())
         assert _per_class(images, taken, "train") == expected
         assert previous <= train
         assert np.array_equal(taken.indices("test"), split.indices("test"))
         assert len(taken.indices("unused")) + len(train) == len(split.indices("train"))
         previous = train
-    assert "0.25 of the training images of each class" in take_fraction(split, images.labels, 0.25, 5).description
+    assert "0.25 of the training images of each class" in keep_train_fraction(split, images.labels, 0.25, 5).description
 
 
 def test_take_fraction__depends_on_the_seed(make_set):
     split = make_split(images := make_set([0, 1] * 50))
-    first, second = (take_fraction(split, images.labels, 0.5, seed).parts for seed in (0, 1))
+    first, second = (keep_train_fraction(split, images.labels, 0.5, seed).parts for seed in (0, 1))
     assert not np.array_equal(first, second)
 
 
 def test_take_few__takes_all_of_a_small_class_and_says_so(make_set):
     images = make_set([0] * 40 + [1] * 10)
     split = make_split(images, val_fraction=0, test_fraction=0.2)
-    few = take_few(split, images.labels, 9, seed=0)
+    few = keep_train_per_class(split, images.labels, 9, seed=0)
     assert _per_class(images, few, "train") == [9, 8]
     assert "(all images of the one class that has fewer)" in few.description
-    fewer = take_few(split, images.labels, 4, seed=0)
+    fewer = keep_train_per_class(split, images.labels, 4, seed=0)
     assert set(fewer.indices("train")) < set(few.indices("train"))
     assert "fewer" not in fewer.description
 
@@ -177,7 +177,7 @@ def test_take_few__takes_all_of_a_small_class_and_says_so(make_set):
 def test_limit_val__never_leaves_more_to_validate_than_to_train(make_set):
     images = make_set([0] * 400 + [1] * 100)
     split = make_split(images, val_fraction=0.4, test_fraction=0.2)
-    few = take_few(split, images.labels, 10, seed=0)
+    few = keep_train_per_class(split, images.labels, 10, seed=0)
     limited = limit_val(few, images.labels, seed=0)
     assert _per_class(images, few, "val") == [160, 40]
     assert _per_class(images, limited, "val") == [16, 4]
@@ -189,7 +189,7 @@ def test_limit_val__never_leaves_more_to_validate_than_to_train(make_set):
 
 def test_take_few__counts_a_single_image_in_the_singular(make_set):
     split = make_split(images := make_set([0, 1] * 10))
-    assert take_few(split, images.labels, 1, 0).description.endswith(
+    assert keep_train_per_class(split, images.labels, 1, 0).description.endswith(
         "; 1 training image of each class is used (seed 0)"
     )
 
@@ -197,14 +197,14 @@ def test_take_few__counts_a_single_image_in_the_singular(make_set):
 def test_take__refuses_senseless_numbers(make_set):
     split = make_split(images := make_set([0, 1] * 10))
     with pytest.raises(UserError, match=r"fraction of training images is 0; expected a number above 0"):
-        take_fraction(split, images.labels, 0, 0)
+        keep_train_fraction(split, images.labels, 0, 0)
     with pytest.raises(UserError, match="number of training images per class is 0"):
-        take_few(split, images.labels, 0, 0)
+        keep_train_per_class(split, images.labels, 0, 0)
 
 
 def test_split_file__brings_back_the_split_in_any_order(make_set, tmp_path):
     images = make_set([0, 1] * 10)
-    split = take_few(make_split(images), images.labels, 2, 0)
+    split = keep_train_per_class(make_split(images), images.labels, 2, 0)
     write_split(tmp_path / "split.csv", images, split)
     assert (tmp_path / "split.csv").read_text().splitlines()[:2] == [
         "key,label,class,split",
@@ -219,7 +219,7 @@ def test_split_file__brings_back_the_split_in_any_order(make_set, tmp_path):
 def test_split_file__stores_the_group_of_each_image(make_set, tmp_path):
     images = make_set([0, 1] * 10)
     split = make_split(images, group_by="[0-9]([0-9])[.]png")
-    few = limit_val(take_few(split, images.labels, 2, 0), images.labels, 0)
+    few = limit_val(keep_train_per_class(split, images.labels, 2, 0), images.labels, 0)
     for own in (split, few):
         write_split(tmp_path / "split.csv", images, own)
         rows = read_rows(tmp_path / "split.csv")
@@ -281,7 +281,7 @@ def test_read_split__refuses_a_missing_file(make_set, tmp_path):
 
 def test_limit_val__counts_classes_that_keep_one_image(make_set):
     images = make_set([0] * 200 + [1] * 6 + [2] * 6 + [3] * 6)
-    few = take_few(make_split(images), images.labels, 1, seed=0)
+    few = keep_train_per_class(make_split(images), images.labels, 1, seed=0)
     limited = limit_val(few, images.labels, seed=0)
     assert _per_class(images, few, "train") == [1, 1, 1, 1]
     assert _per_class(images, limited, "val") == [1, 1, 1, 1]

@@ -10,7 +10,7 @@ from PIL import Image
 from paucal.data.dataset import SampleKey, ViewDataset
 from paucal.data.decode import DecodeOptions
 from paucal.data.decoded import cache_folder as folder
-from paucal.data.decoded.in_memory import CachedStore
+from paucal.data.decoded.in_memory import InMemoryStore
 from paucal.data.decoded.on_disk import MappedStore
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.sources.opening import open_images
@@ -55,13 +55,13 @@ def assert_same(samples, others):
 
 
 @pytest.mark.parametrize("transform", [TRAIN, WHOLE], ids=["train", "eval"])
-@pytest.mark.parametrize("kind", [MappedStore, CachedStore])
+@pytest.mark.parametrize("kind", [MappedStore, InMemoryStore])
 def test_at_once__equals_one_by_one(photos, monkeypatch, transform, kind):
-    if kind is CachedStore:
+    if kind is InMemoryStore:
         monkeypatch.setenv(folder.CACHE_VARIABLE, "off")
     images, _ = prepare_images(open_images(photos), DecodeOptions(side=64))
     assert isinstance(images.store, kind)
-    dataset = ViewDataset(images, [(transform, 1)], seed=4, geometry=True)
+    dataset = ViewDataset(images, [(transform, 1)], seed=4, with_geometry=True)
     expected = one_by_one(dataset, KEYS)
     assert len({view.views[0].numpy().tobytes() for view in expected}) > (6 if transform is TRAIN else 2)
     monkeypatch.setattr(ViewDataset, "_make_sample", lambda *_: pytest.fail("an image was treated by itself"))
@@ -83,7 +83,7 @@ def test_at_once__of_any_number_of_channels_and_of_selections(tmp_path, monkeypa
     assert images.store.read(0).size == (SIDE, 24)
     images = images.select(np.asarray([7, 2, 1, 0, 3, 4, 5, 6]))
     dataset = ViewDataset(
-        images, [(TrainTransform((24, SIDE), SHIFTED, moments), 1)], seed=1, labels=False, geometry=True
+        images, [(TrainTransform((24, SIDE), SHIFTED, moments), 1)], seed=1, with_labels=False, with_geometry=True
     )
     expected = one_by_one(dataset, KEYS)
     monkeypatch.setattr(ViewDataset, "_make_sample", lambda *_: pytest.fail("an image was treated by itself"))
@@ -112,7 +112,7 @@ def test_at_once__leaves_the_generators_alone(photos, no_single):
 )
 def test_at_once__is_not_for_what_needs_more(photos, transform):
     images, _ = prepare_images(open_images(photos), DecodeOptions(side=64))
-    dataset = ViewDataset(images, [(transform, 1)], seed=4, geometry=True)
+    dataset = ViewDataset(images, [(transform, 1)], seed=4, with_geometry=True)
     assert dataset._batched_samples(KEYS) is None
     assert len(dataset.__getitems__(KEYS)) == len(KEYS)
 

@@ -155,7 +155,7 @@ def test_jittered__draws_orders_and_factors_anew():
 )
 def test_crop_views__any_groups_in_their_order(pipeline, groups, make_set):
     views = build_crop_transforms(pipeline, groups, PLAIN, image_size=(20, 28))
-    dataset = ViewDataset(make_set([0, 0], side=30), views, seed=3, labels=False, geometry=True)
+    dataset = ViewDataset(make_set([0, 0], side=30), views, seed=3, with_labels=False, with_geometry=True)
     sample = dataset[SampleKey(1, 1)]
     sizes = [
         (c.size, c.size) if isinstance(c.size, int) else c.size or (20, 28) for c in groups for _ in range(c.count)
@@ -169,7 +169,7 @@ def test_crop_views__the_same_key_gives_the_same_crops(pipeline):
     pixels = np.random.default_rng(0).integers(0, 256, (3, 30, 30, 3), dtype=np.uint8)
     images = ImageSet("made", "made", (), list("abc"), np.full(3, -1), [""] * 3, ArrayStore(pixels))
     views = build_crop_transforms(pipeline, [Crops(2, 24), Crops(3, 12)], PLAIN)
-    dataset = ViewDataset(images, views, seed=3, labels=False)
+    dataset = ViewDataset(images, views, seed=3, with_labels=False)
     first = dataset[SampleKey(1, 2)].views
     dataset[SampleKey(0, 0)]
     again = dataset[SampleKey(1, 2)].views

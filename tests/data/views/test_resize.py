@@ -6,7 +6,7 @@ from PIL import Image
 from data.seeding import seeded
 from paucal.data.views.augmentation import Augmentation
 from paucal.data.views.normalisation import Normalisation
-from paucal.data.views.transforms import EvalTransform, TrainTransform, fit_shape
+from paucal.data.views.transforms import EvalTransform, TrainTransform, match_aspect_ratio
 
 PLAIN = Normalisation((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 GREY = Normalisation((0.4, 0.4, 0.4), (0.2, 0.2, 0.2))
@@ -62,10 +62,10 @@ def test_eval__squash_shows_all_of_a_wide_image():
 @pytest.mark.parametrize("resize", ["crop", "letterbox", "squash"])
 def test_fitted__leaves_images_of_the_right_shape_alone(resize):
     image = gradient(64, 48)
-    assert fit_shape(image, (24, 32), resize, GREY, "bicubic")[0] is image
+    assert match_aspect_ratio(image, (24, 32), resize, GREY, "bicubic")[0] is image
 
 
 @pytest.mark.parametrize(("size", "shape"), [((100, 40), (40, 40)), ((40, 100), (40, 40))])
 def test_fitted__squashes_to_the_smaller_size(size, shape):
-    assert fit_shape(gradient(*size), (8, 8), "squash", GREY, "bicubic")[0].size == shape
-    assert fit_shape(gradient(*size), (8, 8), "letterbox", GREY, "bicubic")[0].size == (100, 100)
+    assert match_aspect_ratio(gradient(*size), (8, 8), "squash", GREY, "bicubic")[0].size == shape
+    assert match_aspect_ratio(gradient(*size), (8, 8), "letterbox", GREY, "bicubic")[0].size == (100, 100)

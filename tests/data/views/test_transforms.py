@@ -147,8 +147,8 @@ def test_normalisation__applies_the_formula_and_undoes_it():
     assert view.shape == (3, 2, 3)
     assert view.is_contiguous()
     assert view[:, 0, 0].tolist() == pytest.approx([1.0, -1.0, 0.2])
-    assert torch.equal(normalisation.undo(view)[:, 1, 2], torch.tensor([255, 0, 51], dtype=torch.uint8))
-    assert normalisation.undo(torch.full((2, 3, 4, 4), 99.0)).max() == 255
+    assert torch.equal(normalisation.denormalise(view)[:, 1, 2], torch.tensor([255, 0, 51], dtype=torch.uint8))
+    assert normalisation.denormalise(torch.full((2, 3, 4, 4), 99.0)).max() == 255
 
 
 def test_compute_normalisation__equals_numpy(make_set):

@@ -14,8 +14,8 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import EvalTransform
 from paucal.evaluation.protocols.correspondence import (
     cell_centres,
-    correspond,
     match_cells,
+    measure_correspondence,
     second_view,
     true_positions,
 )
@@ -126,9 +126,11 @@ def test_views__tell_the_true_place_of_every_pixel(change, monkeypatch):
     pixels = np.stack([x, y, 0 * x], 2).astype(np.uint8)[None].repeat(6, 0)
     images = ImageSet("toy", "toy", (), [str(i) for i in range(6)], np.full(6, -1), [""] * 6, ArrayStore(pixels))
     first = EvalTransform((48, 80), Normalisation((0, 0, 0), (0.5, 0.5, 0.5)), 1.0)
-    dataset = ViewDataset(images, [(first, 1), (second_view(change, first), 1)], 0, labels=False, geometry=True)
+    dataset = ViewDataset(
+        images, [(first, 1), (second_view(change, first), 1)], 0, with_labels=False, with_geometry=True
+    )
     batch = collate([dataset[SampleKey(0, index)] for index in range(6)])
-    accuracy, distance = correspond(Coordinates((3, 5)), [batch], "cpu", top=5)
+    accuracy, distance = measure_correspondence(Coordinates((3, 5)), [batch], "cpu", top=5)
     assert float(distance.mean()) < 8  # a cell has 16 pixels; a crop's cells need not lie on those of the other
     if change == "mirror":
         assert accuracy.tolist() == [1.0] * 6
@@ -142,7 +144,9 @@ def test_views__change_colours_and_depend_on_the_sample_alone():
     noise = np.random.default_rng(0).integers(0, 255, (3, 40, 40, 3)).astype(np.uint8)
     images = ImageSet("toy", "toy", (), ["a", "b", "c"], np.full(3, -1), [""] * 3, ArrayStore(noise))
     first = EvalTransform((32, 32), Normalisation((0, 0, 0), (1, 1, 1)), 1.0)
-    dataset = ViewDataset(images, [(first, 1), (second_view("mirror", first), 1)], 0, labels=False, geometry=True)
+    dataset = ViewDataset(
+        images, [(first, 1), (second_view("mirror", first), 1)], 0, with_labels=False, with_geometry=True
+    )
     once, again = dataset[SampleKey(0, 1)], dataset[SampleKey(0, 1)]
     assert torch.equal(once.views[1], again.views[1])
     red, green, blue = once.views[1]
@@ -157,4 +161,4 @@ def test_cell_centres__are_in_the_middle_of_their_cells():
 
 def test_correspond__refuses_a_single_cell():
     with pytest.raises(UserError, match="the last feature map is 1x1"):
-        correspond(Coordinates((1, 1)), [], "cpu")
+        measure_correspondence(Coordinates((1, 1)), [], "cpu")

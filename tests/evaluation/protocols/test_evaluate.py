@@ -14,11 +14,11 @@ from paucal.data.stores import ArrayStore
 from paucal.evaluation.protocols import data as voc
 from paucal.evaluation.protocols import evaluate as module
 from paucal.evaluation.protocols.classifier import LinearClassifier
-from paucal.evaluation.protocols.data import evaluation_data, limit, with_parts
+from paucal.evaluation.protocols.data import evaluation_data, limit_split_sizes, with_parts
 from paucal.evaluation.protocols.datasets import TABLE9
-from paucal.evaluation.protocols.evaluate import PROTOCOLS, Line, Outcome, ProtocolOptions, evaluate_backbone
+from paucal.evaluation.protocols.evaluate import PROTOCOLS, Outcome, ProtocolOptions, ScoreKey, evaluate_backbone
 from paucal.evaluation.protocols.linear_probe import ProbeSettings
-from paucal.evaluation.protocols.table import Row, averages, compare, tally
+from paucal.evaluation.protocols.table import ProtocolRow, averages, compare, tally
 from paucal.metrics.intervals import Bootstrap, Score
 from paucal.metrics.measures import Mean, value_of
 from paucal.models.frozen import FrozenBackbone, random_backbone
@@ -83,7 +83,7 @@ def test_judge__test_images_choose_nothing(monkeypatch):
     chosen = {}
     for name, of in (("same", data.labels), ("shuffled", data.labels.clone())):
         if name == "shuffled":
-            rows = torch.from_numpy(data.parts["test"])
+            rows = torch.from_numpy(data.split_positions["test"])
             of[rows] = of[rows].flip(0)
         outcomes = evaluate_backbone(subject(), replace(data, labels=of), ["linear", "logistic"], OPTIONS)
         chosen[name] = [outcome.note for outcome in outcomes]
@@ -197,7 +197,7 @@ def test_top_5__stands_beside_accuracy_where_there_are_more_than_five_classes(au
 
     monkeypatch.setattr(LinearClassifier, "scores", note)
     data = data_of(shades((9, 4, 5), 7))
-    truth = data.labels[torch.from_numpy(data.parts["test"])]
+    truth = data.labels[torch.from_numpy(data.split_positions["test"])]
     for protocol in ("linear", "logistic"):
         found = evaluate_backbone(subject(), data, [protocol], replace(OPTIONS, augment=augment))
         assert [(one.line.score, one.line.headline) for one in found] == [("accuracy", True), ("top-5", True)]
@@ -234,7 +234,7 @@ def test_table9__has_the_papers_eighteen_sets():
 
 def test_parts__without_a_test_part_need_consent():
     images = shades()
-    bare = replace(images, declared=["train"] * len(images))
+    bare = replace(images, declared_splits=["train"] * len(images))
     with pytest.raises(UserError, match="toy has no test split: give a folder with train and test, or draw one"):
         with_parts(bare, 0, None, None)
     split = with_parts(bare, 0, None, 0.2)
@@ -247,10 +247,10 @@ def per_class_of(data, part):
 
 def test_parts__of_a_published_number_per_class_are_drawn_by_the_seed():
     images = shades((50, 0, 0))
-    published = replace(images, declared=[""] * 150, hints=replace(images.hints, train_per_class=30))
+    published = replace(images, declared_splits=[""] * 150, hints=replace(images.hints, train_per_class=30))
     data = evaluation_data(published, with_parts(published, 3, None, None))
     assert [per_class_of(data, part) for part in ("train", "val", "test")] == [[27] * 3, [3] * 3, [20] * 3]
-    assert data.how == (
+    assert data.split_description == (
         "30 training images per class, drawn with seed 3; all others are test images; 9 of the training images "
         "are used for validation"
     )
@@ -267,7 +267,7 @@ def test_parts__of_a_published_number_per_class_are_drawn_by_the_seed():
 def test_parts__that_are_published_are_asked_for_where_they_are_not_there():
     images = shades((20, 0, 0))
     bare = replace(
-        images, declared=[""] * 60, hints=replace(images.hints, official_split_advice="put the list into toy")
+        images, declared_splits=[""] * 60, hints=replace(images.hints, official_split_advice="put the list into toy")
     )
     with pytest.raises(UserError, match="toy has no test split: put the list into toy, or draw one with"):
         with_parts(bare, 0, None, None)
@@ -280,17 +280,17 @@ def test_data__of_one_class_is_refused():
 
 
 def test_limit__keeps_classes_equal_and_is_the_same_again():
-    data = limit(data_of(shades()), 10, 0)
+    data = limit_split_sizes(data_of(shades()), 10, 0)
     assert data.counts() == {"train": 10, "val": 10, "test": 10}
-    assert sorted(torch.bincount(data.labels[torch.from_numpy(data.parts["train"])]).tolist()) == [3, 3, 4]
-    assert (limit(data_of(shades()), 10, 0).used == data.used).all()
-    assert "at most 10 images of each part" in data.how
+    assert sorted(torch.bincount(data.labels[torch.from_numpy(data.split_positions["train"])]).tolist()) == [3, 3, 4]
+    assert (limit_split_sizes(data_of(shades()), 10, 0).used == data.used).all()
+    assert "at most 10 images of each part" in data.split_description
     with pytest.raises(UserError, match="--max-images is 2, but toy has 3 classes"):
-        limit(data_of(shades()), 2, 0)
+        limit_split_sizes(data_of(shades()), 2, 0)
 
 
 def outcome(values, unit="%", protocol="knn", headline=True):
-    line = Line(protocol, "", "top-1" if unit == "%" else "distance error", unit, headline)
+    line = ScoreKey(protocol, "", "top-1" if unit == "%" else "distance error", unit, headline)
     return Outcome(line, Mean(np.asarray(values, dtype=float)), len(values))
 
 
@@ -302,9 +302,9 @@ def test_compare__is_paired_and_counts_at_the_printed_digits():
     (row,) = compare("toy", {"a": [outcome(better)], "b": [outcome(base)], "c": [outcome(better)]}, DRAWS)
     assert row.gains["b"].value == pytest.approx(0.04)
     assert row.verdict("b") == "win"
-    assert row.clear("b")
+    assert row.is_clear_against("b")
     assert row.verdict("c") == "tie"
-    assert not row.clear("c")
+    assert not row.is_clear_against("c")
     nearly = better.copy()
     nearly[np.flatnonzero(better)[0]] = 0  # a twentieth of a point
     (row,) = compare("toy", {"a": [outcome(nearly)], "c": [outcome(better)]}, DRAWS)
@@ -324,7 +324,9 @@ def test_compare__refuses_other_test_images():
 
 def row_of(data, a, b, protocol="knn", headline=True, score="top-1"):
     scores = {"a": Score(a), "b": Score(b)}
-    return Row(data, Line(protocol, "", score, "%", headline), 9, scores, {}, {"b": Score(a - b, a - b, a - b)})
+    return ProtocolRow(
+        data, ScoreKey(protocol, "", score, "%", headline), 9, scores, {}, {"b": Score(a - b, a - b, a - b)}
+    )
 
 
 def test_tally_and_averages__of_table_10():

@@ -8,14 +8,14 @@ from sklearn.linear_model import LogisticRegression
 from paucal.evaluation.protocols.logistic import (
     N_GRID_POINTS,
     SearchResult,
-    Solver,
+    SolverSettings,
     fit_logistic,
     fit_selected,
     strength_at,
 )
 from paucal.types import UserError
 
-EXACT = {name: Solver(name, max_iterations=5000, tolerance=1e-7) for name in ("sklearn", "torch")}
+EXACT = {name: SolverSettings(name, max_iterations=5000, tolerance=1e-7) for name in ("sklearn", "torch")}
 # Both stop where no entry of the gradient of the mean loss is above 1e-7.
 AGREEMENT = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -66,10 +66,10 @@ def test_fit__of_two_classes_is_the_one_of_scikit_learn(backend):
 def test_fit__never_answers_a_class_it_has_not_seen(backend):
     features, labels = blobs(classes=3)
     numbers = torch.tensor([0, 3, 4])[labels]
-    fit = fit_logistic(features, numbers, 6, 1.0, Solver(backend))
+    fit = fit_logistic(features, numbers, 6, 1.0, SolverSettings(backend))
     assert fit.weight.shape == (6, 6)
     assert set(fit.scores(features * 100).argmax(1).tolist()) <= {0, 3, 4}
-    compact = fit_logistic(features, labels, 3, 1.0, Solver(backend))
+    compact = fit_logistic(features, labels, 3, 1.0, SolverSettings(backend))
     assert torch.equal(fit.weight[[0, 3, 4]], compact.weight)
 
 
@@ -116,15 +116,15 @@ def test_selected__never_sees_more_than_training_and_validation_images():
 def test_fit__refuses_one_class_and_broken_features(backend):
     features, labels = blobs()
     with pytest.raises(UserError, match="the training images have 1 class,"):
-        fit_logistic(features, torch.zeros_like(labels), 3, 1.0, Solver(backend))
+        fit_logistic(features, torch.zeros_like(labels), 3, 1.0, SolverSettings(backend))
     many = torch.nn.functional.one_hot(labels, 3)
     many[:, 1] = 1
     with pytest.raises(UserError, match="the images labelled for class 1 have 1 class,"):
-        fit_logistic(features, many, 3, 1.0, Solver(backend))
+        fit_logistic(features, many, 3, 1.0, SolverSettings(backend))
     features[3, 2] = torch.nan
     features[5, 0] = torch.inf
     with pytest.raises(UserError, match="the features of 2 of 120 training images are not finite numbers"):
-        fit_logistic(features, labels, 3, 1.0, Solver(backend))
+        fit_logistic(features, labels, 3, 1.0, SolverSettings(backend))
 
 
 def test_selected__refuses_missing_validation_images_and_other_models():

@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 
 from paucal.evaluation.protocols import logistic as logistic_torch
 from paucal.evaluation.protocols.few_labels import few_label_curve
-from paucal.evaluation.protocols.logistic import Solver, fit_logistic, fit_selected
+from paucal.evaluation.protocols.logistic import SolverSettings, fit_logistic, fit_selected
 
 
 class OneDevice(TorchFunctionMode):
@@ -40,10 +40,10 @@ def test_softmax__compares_scores_with_labels_on_the_features_device(classes, mo
 
     monkeypatch.setattr(logistic_torch, "_minimise", minimise)
     logistic_torch.fit_softmax(
-        torch.empty(60, 6, device="meta"), blobs(classes=classes)[1], 1.0, Solver(max_iterations=10)
+        torch.empty(60, 6, device="meta"), blobs(classes=classes)[1], 1.0, SolverSettings(max_iterations=10)
     )
     many = torch.nn.functional.one_hot(blobs(classes=classes)[1], classes)
-    logistic_torch.fit_independent(torch.empty(60, 6, device="meta"), many, 1.0, Solver(max_iterations=10))
+    logistic_torch.fit_independent(torch.empty(60, 6, device="meta"), many, 1.0, SolverSettings(max_iterations=10))
     assert compared == ["meta", "meta"]
 
 
@@ -54,7 +54,7 @@ def test_accelerator__gives_the_processors_classifier(classes):
         pytest.skip("there is no accelerator")
     accelerator = torch.accelerator.current_accelerator()
     assert accelerator is not None
-    solver = Solver("torch", max_iterations=5000, tolerance=1e-7)
+    solver = SolverSettings("torch", max_iterations=5000, tolerance=1e-7)
     train, val = blobs(classes=classes), blobs(classes=classes, seed=1)
     there, val_there = (train[0].to(accelerator), train[1]), (val[0].to(accelerator), val[1])
     ours, theirs = (fit_logistic(*one, classes, 0.5, solver) for one in (there, train))

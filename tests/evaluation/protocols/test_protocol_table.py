@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from paucal.evaluation.protocols.evaluate import Line, Outcome
+from paucal.evaluation.protocols.evaluate import Outcome, ScoreKey
 from paucal.evaluation.protocols.table import (
-    Row,
+    ProtocolRow,
     compare,
     protocol_table,
     protocols_figure,
@@ -21,9 +21,9 @@ from paucal.metrics.intervals import Bootstrap
 from paucal.metrics.measures import Mean
 from paucal.types import UserError
 
-SHOWN = Line("logistic", "", "accuracy")
-HIDDEN = Line("knn", "k = 10", "top-1", headline=False)
-DISTANCE = Line("correspondence", "mirror", "distance error", "px")
+SHOWN = ScoreKey("logistic", "", "accuracy")
+HIDDEN = ScoreKey("knn", "k = 10", "top-1", headline=False)
+DISTANCE = ScoreKey("correspondence", "mirror", "distance error", "px")
 
 
 def rows_of(name="toy"):
@@ -75,7 +75,7 @@ def against(first, second):
     """The sentence on two models, from pairs of (hits, hits) of the first and the second over 40 images."""
     made = {
         name: [
-            Outcome(Line("knn", f"k = {number}", "top-1"), Mean(np.arange(40) < hits), 40)
+            Outcome(ScoreKey("knn", f"k = {number}", "top-1"), Mean(np.arange(40) < hits), 40)
             for number, hits in enumerate(scores)
         ]
         for name, scores in (("a", first), ("b", second))
@@ -105,7 +105,7 @@ def test_remarks__claim_clear_wins_only_of_the_wins_there_are(first, second, sai
 
 
 def test_remarks__say_once_what_models_and_scores_have_in_common():
-    lines = [Line("correspondence", change, "accuracy") for change in ("mirror", "crop")]
+    lines = [ScoreKey("correspondence", change, "accuracy") for change in ("mirror", "crop")]
     outcomes = [Outcome(line, Mean(np.arange(40) % 2), 40, "3x3 cells") for line in lines]
     told = remarks(compare("toy", {"mine": outcomes, "random weights": outcomes}, Bootstrap(draws=20)))
     assert told[1:] == ["toy, correspondence, mirror accuracy, crop accuracy: 3x3 cells"]
@@ -128,7 +128,7 @@ def test_store__holds_every_line_with_full_precision(tmp_path):
 
 def test_rows__come_back_from_what_was_stored():
     rows = rows_of()
-    assert [Row.from_dict(json.loads(json.dumps(row.to_dict()))) for row in rows] == rows
+    assert [ProtocolRow.from_dict(json.loads(json.dumps(row.to_dict()))) for row in rows] == rows
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_rows__come_back_from_what_was_stored():
 )
 def test_rows__refuse_what_is_no_line(damage):
     with pytest.raises(UserError, match="evaluate again"):
-        Row.from_dict({**rows_of()[0].to_dict(), **damage})
+        ProtocolRow.from_dict({**rows_of()[0].to_dict(), **damage})
 
 
 def test_figure__has_a_dot_with_its_interval_for_every_printed_share():

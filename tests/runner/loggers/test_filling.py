@@ -136,7 +136,7 @@ def test_a_logger_that_joins__gets_the_settings_and_what_comes(tmp_path, opened)
     with Loggers(run, ["wandb"], RecordingConsole()) as loggers:
         loggers.log_row(row)
     with Loggers(run, ["wandb", "mlflow"], RecordingConsole()) as loggers:
-        loggers.describe(settings_of("x", "y")[0])
+        loggers.log_settings(settings_of("x", "y")[0])
     assert [len(logger.settings) for logger in opened] == [0, 0, 1]
 
 
@@ -178,7 +178,7 @@ def test_the_first_loggers__are_ended_where_a_later_one_cannot_start(tmp_path, o
 
 def test_other_processes__log_nothing(photos, tmp_path, opened, monkeypatch):
     calls = iter([True])
-    monkeypatch.setattr("paucal.runner.life.is_first", lambda: next(calls, False))
+    monkeypatch.setattr("paucal.runner.life.is_rank_zero", lambda: next(calls, False))
     paucal.train(photos, output=tmp_path / "run", logger=["mlflow"], **SHORT)
     assert opened == []
 

@@ -12,7 +12,7 @@ import paucal
 from cli.calls import make_photos
 from paucal.cli.main import main as command
 from paucal.models.trained import load_trained
-from paucal.runner.images import stored_reading
+from paucal.runner.images import stored_decode_options
 from paucal.runs import RunFolder
 from paucal.types import UserError
 from tasks.classification.auto_tune.carried import MODEL, install
@@ -93,7 +93,7 @@ def test_run__is_read_again_with_the_channels_and_ranges_it_was_begun_with(train
     five = shutil.copytree(trained.folder.parent / "five", tmp_path / "five")
     begun = RunFolder(shutil.copytree(trained.folder, tmp_path / "run"))
     begun.config.write_text(begun.config.read_text().replace(str(trained.folder.parent), str(tmp_path)))
-    stored = stored_reading(begun)
+    stored = stored_decode_options(begun)
     assert stored is not None
     assert (stored.channels, stored.channel_ranges) == (5, trained.model.card.preprocessing.channel_ranges)
     for path in five.glob("*/*.npy"):  # another set would have another range, which is not measured again

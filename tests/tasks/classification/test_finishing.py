@@ -21,7 +21,7 @@ from paucal.runner.images import open_again
 from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights
 from paucal.tasks.classification import conclusion, finishing
-from paucal.tasks.classification.auto_tune.record import TuneRecord, TuneStep
+from paucal.tasks.classification.auto_tune.record import EvaluatedModel, TuneRecord
 from paucal.tasks.classification.auto_tune.summary import describe_kept_model
 
 SMALL = {"model": "vit_mini", "img_size": [16], "model_args": ["depth=1", "embed_dim=16", "num_heads=2"]}
@@ -85,12 +85,12 @@ def summary_of(folder):
 def refitted(monkeypatch):
     """Return a function that offers a head with a score to the second of two processes."""
 
-    def finish_with(score: float) -> tuple[finishing.Finish, list[str]]:
+    def finish_with(score: float) -> tuple[finishing.PostTrainingChanges, list[str]]:
         head = SimpleNamespace(name="a head", score=score, losses=[0.1], deployed=lambda *_: pytest.fail("written"))
         monkeypatch.setattr(finishing, "refit_head", lambda *_: head)
         monkeypatch.setattr(finishing, "rank", lambda: 1)
         setup: Any = SimpleNamespace(
-            tune_record=TuneRecord(probe=TuneStep("probe", 0.8, 1.0, {"losses": [0.2]})),
+            tune_record=TuneRecord(probe=EvaluatedModel("probe", 0.8, 1.0, {"losses": [0.2]})),
             data=SimpleNamespace(primary_metric=SimpleNamespace(format_score=lambda *_: "score")),
             card=None,
         )
@@ -98,7 +98,7 @@ def refitted(monkeypatch):
         run, outcome, tuned, console = (cast(Any, SimpleNamespace(**found)) for found in (
             {}, {"best": {}}, {"module": None, "epochs": (3,)}, {"say": lines.append},
         ))  # fmt: skip
-        return finishing._try_refitted_head(run, setup, outcome, finishing.Finish(), tuned, console), lines
+        return finishing._try_refitted_head(run, setup, outcome, finishing.PostTrainingChanges(), tuned, console), lines
 
     return finish_with
 
@@ -113,7 +113,9 @@ def test_refitted_head__is_kept_where_the_first_process_prefers_it_and_written_b
     monkeypatch.setattr(finishing, "broadcast_value", lambda flag: first)
     monkeypatch.setattr(finishing, "wait_for_all", lambda: waits.append(True))
     done, _ = refitted(0.9)
-    assert done == (finishing.Finish((3,), 0.9, head="a head") if kept else finishing.Finish())
+    assert done == (
+        finishing.PostTrainingChanges((3,), 0.9, head="a head") if kept else finishing.PostTrainingChanges()
+    )
     assert len(waits) == kept
 
 

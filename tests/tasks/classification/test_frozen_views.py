@@ -12,9 +12,9 @@ from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights
 from paucal.tasks.classification import frozen_views
 from paucal.tasks.classification.assembly import assemble
-from paucal.tasks.classification.frozen_views import compute_views, max_views
+from paucal.tasks.classification.frozen_views import compute_view_activations, max_views
 from paucal.tasks.classification.job import TrainingJob
-from paucal.tasks.classification.loaders import view_dataset
+from paucal.tasks.classification.loaders import make_view_dataset
 from paucal.types import Progress, UserError
 from runner.test_time_budget import StopAt
 from tasks.classification.auto_tune.test_auto_tune import photos
@@ -50,13 +50,13 @@ def weights_of(result):
 def test_views__have_the_losses_and_gradients_of_images_computed_anew(given, tmp_path):
     settings, origins = TrainingJob().check(TrainSettings(**given), dict.fromkeys(given, "flag"))
     setup = assemble(settings, origins, SilentConsole().progress)
-    objective, train = setup.objective, setup.data.part("train")
+    objective, train = setup.objective, setup.data.split_indices("train")
     keys = [SampleKey(epoch, int(image)) for epoch, image in zip((0, 1, 1, 0, 1, 0), train, strict=False)]
     later = [key._replace(epoch=key.epoch + 2) for key in keys]  # views are shown again in turn
     fed, steps = setup.card.preprocessing, Progress(0, 9, 3)
-    images = collate(view_dataset(setup.data, fed, setup.settings, objective.data_request).__getitems__(keys))
+    images = collate(make_view_dataset(setup.data, fed, setup.settings, objective.data_request).__getitems__(keys))
     statistics = {name: value.clone() for name, value in objective.named_buffers()}
-    with compute_views(tmp_path, setup.data, train, fed, setup.settings, objective) as views:
+    with compute_view_activations(tmp_path, setup.data, train, fed, setup.settings, objective) as views:
         assert not list(tmp_path.glob("*"))  # the file has no name, so nothing can be left behind
         assert views.activations.shape[0] == 2 * len(train)
         dataset = views.loader(setup.data, setup.settings, setup.plan, 0).dataset
@@ -130,15 +130,15 @@ def test_run__whose_activations_need_too_much_space_is_refused(given, tmp_path, 
 def test_views__of_a_network_with_tiny_logits_are_checked_too(given, tmp_path, monkeypatch):
     settings, origins = TrainingJob().check(TrainSettings(**given), dict.fromkeys(given, "flag"))
     setup = assemble(settings, origins, SilentConsole().progress)
-    objective, train, fed = setup.objective, setup.data.part("train"), setup.card.preprocessing
+    objective, train, fed = setup.objective, setup.data.split_indices("train"), setup.card.preprocessing
     for parameter in objective.deployable().get_classifier().parameters():
         parameter.data.mul_(1e-4)
-    with compute_views(tmp_path, setup.data, train, fed, setup.settings, objective) as views:
+    with compute_view_activations(tmp_path, setup.data, train, fed, setup.settings, objective) as views:
         assert views.n_views == 2
     real = FrozenStages.resume_from
     monkeypatch.setattr(FrozenStages, "resume_from", lambda self, kept: real(self, kept.flip(0)))  # another image's
     with (
         pytest.raises(UserError, match="output more than one tensor"),
-        compute_views(tmp_path, setup.data, train, fed, setup.settings, objective),
+        compute_view_activations(tmp_path, setup.data, train, fed, setup.settings, objective),
     ):
         pass

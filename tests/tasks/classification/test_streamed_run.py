@@ -11,7 +11,7 @@ from paucal.data.splits.split import make_split
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives.supervised import Supervised
 from paucal.runner import loaders
-from paucal.runner.images import SplitImages, pin_data
+from paucal.runner.images import SplitImages, with_absolute_data_paths
 from paucal.runner.loaders import step_loader
 from paucal.runner.starts import WeightsChoice
 from paucal.tasks.classification.assembly import _open_tune_record
@@ -60,7 +60,7 @@ def test_step_loader__fetches_ahead_only_what_is_not_on_this_machine(data, monke
 
 
 def test_pin_data__leaves_a_url_as_it_is():
-    assert pin_data(TrainSettings(data="s3://bucket/set")).data == "s3://bucket/set"
+    assert with_absolute_data_paths(TrainSettings(data="s3://bucket/set")).data == "s3://bucket/set"
 
 
 def test_epochs_0__which_is_the_probe_alone_is_refused_with_the_reason():

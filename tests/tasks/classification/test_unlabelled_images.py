@@ -57,7 +57,7 @@ def test_unused_images_of_the_run__are_read_and_held_out_ones_are_not(folder):
     for place in list((folder / "test").glob("*.png")):
         place.rename(folder / "test" / "a" / place.name)
     images = open_images(folder)
-    parts = ["unused" if part == "train" else part for part in images.declared]
+    parts = ["unused" if part == "train" else part for part in images.declared_splits]
     parts[:4] = ["train", "train", "val", "val"]
     data = split_of(folder, parts)
     assert len(open_unlabelled(TrainSettings(unlabelled=str(folder / "train")))) == 17

@@ -22,7 +22,7 @@ from paucal.tasks.detection.job import DetectionJob, make_schedule
 from paucal.tasks.detection.network.options import DetectorOptions
 from paucal.tasks.detection.rules import RULES, BoxFacts
 from paucal.tasks.detection.settings import DetectSettings, detector_options
-from paucal.tasks.detection.views import PAPER_SCALES, make_crop, training_view
+from paucal.tasks.detection.views import PAPER_SCALES, make_crop, make_training_transform
 from paucal.training import CosineWarmup
 from paucal.training.schedules import WarmupThenSteps
 from paucal.types import UserError
@@ -58,7 +58,7 @@ def test_a_start_that_has_been_shown_little__is_not_handled_with_care():
         (UNDERTRAINED_IMAGES, (1, 0.5, True)),
         (None, (1, 0.5, True)),
     ):
-        start = InitialWeightsInfo("runs/5", "resnet10t", normalise="model", shown=shown)
+        start = InitialWeightsInfo("runs/5", "resnet10t", normalise="model", images_seen=shown)
         settings, reasons = resolve(
             DetectSettings(data="cells/", init="runs/5"), replace(few, initial_weights=start), RULES
         )
@@ -182,7 +182,7 @@ def test_optimization__falls_after_passes_and_clips_as_asked(tmp_path: Path):
 
 def test_multiscale__gives_the_published_sides_and_leaves_colours():
     assert [round(800 * scale) for scale in PAPER_SCALES] == list(range(480, 801, 32))
-    view = training_view((200, 333), (0.0,) * 3, (1.0,) * 3, hflip=0.0, jitter="multiscale")
+    view = make_training_transform((200, 333), (0.0,) * 3, (1.0,) * 3, hflip=0.0, jitter="multiscale")
     image = tv_tensors.Image(torch.full((3, 100, 200), 100, dtype=torch.uint8))
     shorter = set()
     for seed in range(60):
@@ -198,7 +198,7 @@ def test_multiscale__gives_the_published_sides_and_leaves_colours():
 
 def test_cropped__cuts_half_of_the_images_as_published():
     """The grey level of a pixel is its column in the image: what is seen of it tells what was cut."""
-    view = training_view((200, 333), (0.0,) * 3, (1.0,) * 3, hflip=0.0, jitter="cropped")
+    view = make_training_transform((200, 333), (0.0,) * 3, (1.0,) * 3, hflip=0.0, jitter="cropped")
     ramp = torch.arange(200, dtype=torch.uint8).expand(3, 100, 200).clone()
     whole, kept = 0, []
     for seed in range(200):
@@ -263,10 +263,10 @@ def test_images_without_objects__are_left_out_of_training_alone(tmp_path: Path):
         for how in ("keep", "drop")
     )
     before, after = kept.data.counts(), dropped.data.counts()
-    empty = [index for index in kept.data.part("train") if not len(kept.images.boxes_of(int(index)))]
+    empty = [index for index in kept.data.split_indices("train") if not len(kept.images.boxes_of(int(index)))]
     assert empty
     assert after == {**before, "train": before["train"] - len(empty)}
-    assert all(len(dropped.images.boxes_of(int(index))) for index in dropped.data.part("train"))
+    assert all(len(dropped.images.boxes_of(int(index))) for index in dropped.data.split_indices("train"))
     words = f"left out: {len(empty)} training image{'s' if len(empty) > 1 else ''} without an object"
     assert dropped.data.split.description == f"{kept.data.split.description}; {words}"
 
@@ -300,7 +300,7 @@ def test_fraction_that_leaves_no_test_image__is_refused(tmp_path: Path):
 def test_boxes_under_a_side__are_not_learned(tmp_path: Path, min_side: float, boxes: int):
     boxed = open_boxed(str(with_empty_and_thin(tmp_path / "set")))
     place = boxed.images.keys.index("3.png")
-    view = training_view((96, 96), (0.0,) * 3, (1.0,) * 3, hflip=0.0, jitter="cropped")
+    view = make_training_transform((96, 96), (0.0,) * 3, (1.0,) * 3, hflip=0.0, jitter="cropped")
     counts = []
     for epoch in range(20):
         sample = BoxedDataset(boxed, view, seed=0, min_side=min_side)[SampleKey(place, epoch)]

@@ -23,12 +23,12 @@ from paucal.runs.weights import load_checkpoint, read_weights
 from paucal.settings.options import rule_chosen_names
 from paucal.tasks.detection.assembly import assemble
 from paucal.tasks.detection.images import open_boxed
-from paucal.tasks.detection.job import DetectionJob, detect, fit_steps
+from paucal.tasks.detection.job import DetectionJob, detect, plan_steps_for_time
 from paucal.tasks.detection.rules import RULES
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.types import UserError
 from paucal.verbs.export.launch import export_model
-from paucal.verbs.export.subjects import DetectorSubject
+from paucal.verbs.export.subjects import ExportableDetector
 from paucal.verbs.predict.detection import detect_objects
 from paucal.verbs.runs.rows import list_runs
 from tasks.detection.made import TINY, write_coco
@@ -117,11 +117,11 @@ def test_predictions__are_those_of_the_test(finished: Path, images: Path):
     first = stored["images"][0]
     row = detect_objects(finished, [str(images / first["file_name"])])[0]
     expected = [one for one in stored["annotations"] if one["image_id"] == first["id"]]
-    assert len(row.found) == len(expected)
-    best = row.found.boxes[0].tolist()
+    assert len(row.detections) == len(expected)
+    best = row.detections.boxes[0].tolist()
     left, top, width, height = expected[0]["bbox"]
     assert best == pytest.approx([left, top, left + width, top + height], abs=0.1)
-    assert float(row.found.scores[0]) == pytest.approx(expected[0]["score"], abs=1e-3)
+    assert float(row.detections.scores[0]) == pytest.approx(expected[0]["score"], abs=1e-3)
 
 
 @pytest.mark.parametrize("to", ["coco", "yolo", "voc", "csv", "label-studio"])
@@ -132,7 +132,7 @@ def test_answers__are_written_as_labels_that_are_read_back(
         "paucal.verbs.predict.layouts.MIN_SHOWN_SCORE", 0.05
     )  # a detector of six steps is sure of nothing
     paths = [str(images / f"{number}.png") for number in (3, 0, 7)]
-    found = {Path(row.path or "").name: row.found for row in detect_objects(finished, paths)}
+    found = {Path(row.path or "").name: row.detections for row in detect_objects(finished, paths)}
     assert sum(map(len, found.values())) > 3
     assert main(["predict", str(finished), *paths, "--to", to, "--output", str(tmp_path / "out")]) == 0
     if to == "label-studio":
@@ -175,7 +175,7 @@ def test_export__writes_files_that_find_the_same_objects(finished: Path, tmp_pat
 def test_exported_file__finds_the_same_objects_with_its_runtime_alone(finished, images, tmp_path, name, file):
     pytest.importorskip(name)
     export_model(finished, output=str(tmp_path / "out"), format=[name], images=2)
-    subject = DetectorSubject(RunFolder(finished), SilentConsole())
+    subject = ExportableDetector(RunFolder(finished), SilentConsole())
     given = subject.prepare(Image.open(images / "3.png").convert("RGB"), False)
     with torch.no_grad():
         own = subject.network(given)
@@ -265,7 +265,7 @@ def test_measuring__leaves_the_detector_as_it_was(images: Path):
 @pytest.mark.parametrize("left", [120.0, 600.0, 7200.0])
 def test_planned_length__fills_the_time_and_no_more(left: float):
     counts = {"train": 200, "val": 80, "test": 70}
-    found = fit_steps(Pace(0.5, 0.1, 0.1, 12.0), left, counts, epochs_per_step=4 / 200, max_epochs=10_000)
+    found = plan_steps_for_time(Pace(0.5, 0.1, 0.1, 12.0), left, counts, epochs_per_step=4 / 200, max_epochs=10_000)
     assert 0.9 * left < found.seconds <= left
     looks = -(-found.steps // found.judge_every)
     assert looks * 80 * 0.1 <= 0.16 * left + 8
@@ -274,8 +274,8 @@ def test_planned_length__fills_the_time_and_no_more(left: float):
 
 def test_planned_length__ends_where_more_passes_would_not_help_and_where_nothing_fits():
     counts = {"train": 200, "val": 80, "test": 70}
-    assert fit_steps(Pace(0.01, 0.001, 0.001, 12.0), 36000, counts, 4 / 200, max_epochs=60).steps == 3000
-    assert fit_steps(Pace(30.0, 0.1, 0.1, 12.0), 120, counts, 4 / 200, 60).steps == 0
+    assert plan_steps_for_time(Pace(0.01, 0.001, 0.001, 12.0), 36000, counts, 4 / 200, max_epochs=60).steps == 3000
+    assert plan_steps_for_time(Pace(30.0, 0.1, 0.1, 12.0), 120, counts, 4 / 200, 60).steps == 0
 
 
 def test_time__is_planned_stored_and_kept_when_resumed(images: Path, tmp_path: Path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paucal.backbones import BackboneSpec
-from paucal.backbones.stage_maps import stage_maps
+from paucal.backbones.stage_maps import build_pyramid_backbone
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import begin
 from paucal.runner.starts import without_none_init
@@ -18,7 +18,7 @@ from paucal.tasks.detection.assembly import DetectionSetup, assemble
 from paucal.tasks.detection.batches import BoxBatch
 from paucal.tasks.detection.first_detector import (
     FeatureMapCache,
-    fit_heads_steps,
+    count_heads_steps,
     frozen_backbone_detection,
     loader,
     train_first_detector,
@@ -43,7 +43,7 @@ def layers_behind(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
 
 def test_grids__of_a_mixed_batch_do_not_depend_on_what_is_kept():
     """Images of two sizes in one batch, with room for all grids, for none, and a second time from the memory."""
-    stages = stage_maps(BackboneSpec("resnet10t", 0, image_size=(64, 64)), None, 8).eval()
+    stages = build_pyramid_backbone(BackboneSpec("resnet10t", 0, image_size=(64, 64)), None, 8).eval()
     pixels = torch.rand(2, 3, 64, 64)
     pixels[1, :, 40:] = 0
     nothing = [torch.zeros(0, 4)] * 2
@@ -112,15 +112,15 @@ def test_run__tunes_from_the_first_detector_and_keeps_what_validation_prefers(im
 
 def test_steps_of_the_stage__fit_in_the_time(images: Path):
     setup = setup_of(images)
-    passes = len(setup.data.part("train")) // 2
-    assert fit_heads_steps(setup, 0.01) == 0
-    assert fit_heads_steps(setup, 10_000.0) == 12 * passes
+    passes = len(setup.data.split_indices("train")) // 2
+    assert count_heads_steps(setup, 0.01) == 0
+    assert count_heads_steps(setup, 10_000.0) == 12 * passes
 
 
 def test_time__is_shared_with_the_first_detector_if_the_backbone_is_trained(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("paucal.tasks.detection.job.fit_heads_steps", lambda setup, seconds: round(seconds))
+    monkeypatch.setattr("paucal.tasks.detection.job.count_heads_steps", lambda setup, seconds: round(seconds))
     job, console = DetectionJob(), SilentConsole()
     for init, expected in (("none", 0), ("somewhere", 12)):
         setup = setup_of(images, steps=None, time="1m")
@@ -132,7 +132,7 @@ def test_time__is_shared_with_the_first_detector_if_the_backbone_is_trained(
         assert planned.settings.heads_steps == expected
         assert planned.origins["heads_steps"].startswith("auto: ")
         with_steps = replace(planned, settings=replace(planned.settings, steps=3))
-        assert job.needs_preliminary_steps(with_steps) is bool(expected)
+        assert job.needs_preliminary_work(with_steps) is bool(expected)
 
 
 def test_damaged_record__is_refused(tmp_path: Path):

@@ -50,7 +50,7 @@ def test_image_lists__of_voc_say_which_part_an_image_belongs_to(tmp_path: Path):
     for part, stems in {"train": "0\n1\n", "val": "2\n", "test": "3 1\n4\n"}.items():
         (lists / f"{part}.txt").write_text(stems)
     boxed = open_boxed(root)
-    assert boxed.images.declared == ["train", "train", "val", "test", "test"]
+    assert boxed.images.declared_splits == ["train", "train", "val", "test", "test"]
     (lists / "val.txt").write_text("2\n0\n")
     with pytest.raises(UserError, match="lists '0', which is also in the list of train"):
         open_boxed(root)
@@ -60,7 +60,7 @@ def test_folders__named_after_parts_are_those_parts(tmp_path: Path):
     for seed, part in enumerate(("train", "valid", "test")):
         write_coco(tmp_path / "set" / part, 3, seed)
     boxed = open_boxed(tmp_path / "set")
-    assert sorted(boxed.images.declared) == ["test"] * 3 + ["train"] * 3 + ["val"] * 3
+    assert sorted(boxed.images.declared_splits) == ["test"] * 3 + ["train"] * 3 + ["val"] * 3
     assert boxed.images.keys[0] == "test/0.png"
 
 
@@ -70,7 +70,7 @@ def test_annotations_folder__above_the_images_is_found(tmp_path: Path):
     (root / "annotations").mkdir()
     file.rename(root / "annotations" / "instances_train2017.json")
     assert set(open_boxed(root).images.keys) == {f"train2017/{n}.png" for n in range(6)}
-    assert set(open_boxed(root).images.declared) == {"train"}
+    assert set(open_boxed(root).images.declared_splits) == {"train"}
     alone = open_boxed(root / "annotations" / "instances_train2017.json")
     assert alone.images.keys[0] == "train2017/0.png"
 

@@ -183,4 +183,4 @@ def test_other_verbs__say_that_it_is_a_detector(tmp_path: Path, capsys):
 
 def test_job__keeps_the_name_as_it_is(tmp_path: Path):
     data = write_coco(tmp_path / "set", 6).parent
-    assert DetectionJob().pin(DetectSettings(data=str(data), init="coco")).init == "coco"
+    assert DetectionJob().with_absolute_paths(DetectSettings(data=str(data), init="coco")).init == "coco"

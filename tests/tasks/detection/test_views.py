@@ -11,7 +11,14 @@ from torchvision import tv_tensors
 from paucal.data.dataset import SampleKey
 from paucal.tasks.detection.batches import BoxedDataset, BoxSample, collate_boxes
 from paucal.tasks.detection.images import open_boxed
-from paucal.tasks.detection.views import CopyPaste, Jitter, evaluation_view, fit_to_masks, paste, training_view
+from paucal.tasks.detection.views import (
+    CopyPaste,
+    Jitter,
+    fit_to_masks,
+    make_evaluation_transform,
+    make_training_transform,
+    paste,
+)
 from tasks.detection.outlined import write_outlined
 
 PLAIN = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
@@ -45,7 +52,7 @@ def rectangle(box: Tensor, size: tuple[int, int]) -> Tensor:
 
 @pytest.mark.parametrize("jitter", ["none", "light", "large"])
 def test_masks__of_rectangles_are_the_changed_boxes(jitter: Jitter):
-    view = training_view([90], *PLAIN, hflip=0.5, jitter=jitter)
+    view = make_training_transform([90], *PLAIN, hflip=0.5, jitter=jitter)
     counts = []
     for seed in range(25):
         torch.manual_seed(seed)
@@ -65,7 +72,7 @@ def test_masks__of_rectangles_are_the_changed_boxes(jitter: Jitter):
 
 
 def test_evaluation_view__keeps_every_mask():
-    image, target = evaluation_view([180], *PLAIN)(*scene((5, 10, 31, 40)))
+    image, target = make_evaluation_transform([180], *PLAIN)(*scene((5, 10, 31, 40)))
     assert image.shape == (3, 120, 180)
     assert np.argwhere(target["masks"][0].numpy()).min(0).tolist() == [20, 10]
     assert int(target["masks"].sum()) == 4 * 26 * 30
@@ -95,7 +102,7 @@ def test_crops__leave_a_round_object_the_box_of_what_is_seen():
     rows, columns = torch.arange(60)[:, None], torch.arange(90)
     disc = ((rows + 0.5 - 30) ** 2 + (columns + 0.5 - 50) ** 2 < 900).to(torch.uint8)
     target["masks"] = tv_tensors.Mask(disc[None])
-    view, cut = training_view([60], *PLAIN, hflip=0, jitter="large"), 0
+    view, cut = make_training_transform([60], *PLAIN, hflip=0, jitter="large"), 0
     for seed in range(20):
         torch.manual_seed(seed)
         _, seen = view(image, target)
@@ -156,7 +163,7 @@ def test_paste__cuts_objects_at_the_edges_of_the_first_image():
 
 
 def read(pasting: CopyPaste | None, folder: Path, seed: int = 0, epoch: int = 0) -> list[BoxSample]:
-    dataset = BoxedDataset(open_boxed(folder), training_view([96], *PLAIN), seed, pasting)
+    dataset = BoxedDataset(open_boxed(folder), make_training_transform([96], *PLAIN), seed, pasting)
     return dataset.__getitems__([SampleKey(epoch, index, 0) for index in range(len(dataset))])
 
 

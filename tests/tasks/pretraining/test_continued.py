@@ -20,7 +20,7 @@ from paucal.tasks.pretraining.stage_watch import expects_healthy_start, health_s
 from tasks.pretraining.short_runs import StopAfter
 
 TRAINED = InitialWeightsInfo("timm's weights", normalise="model")
-LITTLE = InitialWeightsInfo("runs/1", "resnet18", shown=20_000)
+LITTLE = InitialWeightsInfo("runs/1", "resnet18", images_seen=20_000)
 SMALL = {
     **{"model": "test_resnet", "img_size": [32], "local_crops": [2], "local_size": [16], "batch_size": 8},
     **{"epochs": 3, "device": "cpu", "workers": 0},

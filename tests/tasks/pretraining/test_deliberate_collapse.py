@@ -41,7 +41,7 @@ def watched_run(epochs: int, **options) -> tuple[CollapseWatcher, list[str], lis
     optimizer = torch.optim.AdamW([p for p in objective.parameters() if p.requires_grad], lr=2e-3)
     images = open_digits(labelled=False)
     views = build_crop_transforms("dino", CROPS, Normalisation((0.3,) * 3, (0.35,) * 3), blur=(0.01, 0.15), hflip=0.0)
-    dataset = ViewDataset(images, views, seed=0, labels=False)
+    dataset = ViewDataset(images, views, seed=0, with_labels=False)
     said: list[str] = []
 
     def judged(rows, patience):

@@ -92,7 +92,7 @@ def test_timm_weights__are_asked_for_under_the_name_that_timm_has_them_by(pictur
     def remember(start, model, objective, classes):
         asked.append((start.facts.where, model))
 
-    monkeypatch.setattr(assembly, "load_start", remember)
+    monkeypatch.setattr(assembly, "load_initial_weights", remember)
     start(pictures, tmp_path / "run", init="timm", callbacks=[StopAfter(1)])
     assert asked == [("timm's weights", "swin_tiny_patch4_window7_224")]
 

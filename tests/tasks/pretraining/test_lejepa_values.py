@@ -6,7 +6,7 @@ from paucal.methods.pretraining import resolve_pretraining, with_recipe
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.rules.backbone import backbone_shape
 from paucal.rules.facts import DataAndMachine
-from paucal.tasks.pretraining.crops import crop_groups
+from paucal.tasks.pretraining.crops import make_crop_groups
 from paucal.types import Crops
 
 LARGE = DataAndMachine(100_000, 0, 400, device="cuda", bf16=True)
@@ -32,7 +32,7 @@ def chosen(facts: DataAndMachine = LARGE, **given) -> PretrainSettings:
 def test_settings__are_those_of_the_authors_readme(model, side, decay, shallow):
     settings = chosen(model=model, model_args=[shallow], img_size=[224])
     # "2 global 224 (0.3 to 1) and 6 local 98 (0.05 to 0.3)"
-    assert crop_groups(settings, (224, 224)) == [Crops(2, (224, 224), (0.3, 1.0)), Crops(6, side, (0.05, 0.3))]
+    assert make_crop_groups(settings, (224, 224)) == [Crops(2, (224, 224), (0.3, 1.0)), Crops(6, side, (0.05, 0.3))]
     assert (settings.pipeline, settings.weight_decay, settings.clip) == ("alike", decay, 0.0)
     assert settings.min_lr == pytest.approx((settings.lr or 0) / 1000)  # "cosine to lr/1000"
 

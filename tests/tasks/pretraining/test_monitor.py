@@ -120,7 +120,7 @@ def test_knn_monitor__uses_the_parts_that_the_data_has(tmp_path, model, monkeypa
     seen: list[tuple] = []
     monkeypatch.setattr(monitor, "_accuracy", lambda found, *parts: seen.append(parts) or 0.5)
     knn_monitor(str(tmp_path / "set"), PREPROCESS)(model, CPU)
-    declared = np.asarray(open_images(tmp_path / "set").declared)
+    declared = np.asarray(open_images(tmp_path / "set").declared_splits)
     assert (declared[seen[0][0]] == "train").all()
     assert (declared[seen[0][1]] == "test").all()
     assert (len(seen[0][0]), len(seen[0][1])) == (15, 6)

@@ -11,7 +11,7 @@ from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.self_distillation.entry import _loss_options
 from paucal.recipes.esvit import RECIPES
 from paucal.rules.facts import DataAndMachine
-from paucal.tasks.pretraining.crops import crop_groups
+from paucal.tasks.pretraining.crops import make_crop_groups
 from paucal.types import height_and_width
 from tasks.pretraining.short_runs import StopAfter, start
 
@@ -125,14 +125,14 @@ def test_drop_path__is_the_published_one_of_the_backbone(model, rate):
 @pytest.mark.parametrize("recipe", [None, "esvit-swin-tiny"])
 def test_deit_pipeline__has_timms_areas_for_all_crops(recipe):
     settings = chosen(recipe=recipe, pipeline="deit")
-    assert [group.scale for group in crop_groups(settings, height_and_width(settings.img_size or ()))] == [
+    assert [group.scale for group in make_crop_groups(settings, height_and_width(settings.img_size or ()))] == [
         (0.08, 1.0)
     ] * 2  # 2.2: globals and locals
     small, _ = resolve(PretrainSettings(pipeline="deit"), DataAndMachine(9000, 0, 32, device="cpu"))
     assert (small.global_scale, small.local_scale) == ([0.08, 1.0], [0.08, 1.0])
     asked = chosen(recipe=recipe, pipeline="deit", local_scale=[0.1, 0.3])
     assert (asked.global_scale, asked.local_scale) == ([0.08, 1.0], [0.1, 0.3])
-    assert [group.scale for group in crop_groups(chosen(recipe=recipe), (224, 224))] == [(0.4, 1.0), (0.05, 0.4)]
+    assert [group.scale for group in make_crop_groups(chosen(recipe=recipe), (224, 224))] == [(0.4, 1.0), (0.05, 0.4)]
 
 
 @pytest.mark.parametrize(

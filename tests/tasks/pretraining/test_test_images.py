@@ -81,7 +81,7 @@ def test_lists__of_test_images_are_left_out_of_every_set(beside, pictures, tmp_p
         (folder / f"{name}_{part}.txt").write_text("\n".join(lines) + "\n")
     (folder / "about_test.txt").write_text("These are pictures.\n")
     images = load_unlabelled(PretrainSettings(data=str(folder)))
-    held = {key for key, part in zip(images.keys, images.declared, strict=True) if part == "test"}
+    held = {key for key, part in zip(images.keys, images.declared_splits, strict=True) if part == "test"}
     numbers = (6, 9) if beside else (6, 9, 4, 7, 8)
     assert held == {place(number).removeprefix("real/" if beside else "") for number in numbers}
     assert len(images) == (8 if beside else 24)

@@ -11,7 +11,7 @@ import paucal
 from paucal.backbones.spec import BackboneSpec
 from paucal.metrics.regression import QuadraticKappa, regression_report
 from paucal.models.preprocessing import Preprocessing
-from paucal.models.regression import Grades, RegressionCard
+from paucal.models.regression import CumulativeLogitModel, RegressionCard
 from paucal.tasks.regression.fitting import fit_grades
 from paucal.tasks.regression.images import require_grades
 from paucal.types import UserError
@@ -27,7 +27,7 @@ def drawn(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_shares__are_those_of_the_cumulative_logits():
-    grades = Grades(1, (0.5, 2.0), 3.0)
+    grades = CumulativeLogitModel(1, (0.5, 2.0), 3.0)
     outputs = np.array([-1.0, 1.0, 4.0])
     up_to = 1 / (1 + np.exp(-3 * (np.array([0.5, 2.0]) - outputs[:, None])))
     assert grades.values == (1, 2, 3)
@@ -37,7 +37,7 @@ def test_shares__are_those_of_the_cumulative_logits():
     assert grades.read(outputs, 0.0).predicted.tolist() == [1, 2, 3]
     wide = grades.read(outputs, math.inf)
     assert (wide.low.tolist(), wide.high.tolist()) == ([1] * 3, [3] * 3)
-    near = Grades(1, (0.5, 2.0), 0.1).read(np.array([0.4]), 0.1)  # shares 0.50, 0.04, 0.46
+    near = CumulativeLogitModel(1, (0.5, 2.0), 0.1).read(np.array([0.4]), 0.1)  # shares 0.50, 0.04, 0.46
     assert (near.low[0], near.predicted[0], near.high[0]) == (1, 1, 3)
 
 
@@ -84,7 +84,9 @@ def test_kappa__is_that_of_scikit_learn():
 def test_cards__come_back_and_damaged_grades_are_refused():
     spec = BackboneSpec("test_vit", 1, image_size=(32, 32))
     fed = Preprocessing((32, 32), 1.0, "bicubic", (0.5,) * 3, (0.5,) * 3)
-    card = RegressionCard(spec, ("grade",), fed, half_width=0.3, mean=2.0, grades=Grades(1, (1.5, 2.5), 2.0))
+    card = RegressionCard(
+        spec, ("grade",), fed, half_width=0.3, mean=2.0, grades=CumulativeLogitModel(1, (1.5, 2.5), 2.0)
+    )
     assert RegressionCard.from_dict(card.to_dict()) == card
     older = {name: value for name, value in card.to_dict().items() if name != "deviation"}
     assert RegressionCard.from_dict({**older, "half_width": 329.0}).deviation == pytest.approx(200)

@@ -11,7 +11,7 @@ from paucal.backbones import BackboneSpec
 from paucal.data.masks.coding import IGNORED, MaskCoding
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
-from paucal.tasks.segmentation.model import Head, SegmentationCard
+from paucal.tasks.segmentation.model import HeadOptions, SegmentationCard
 from paucal.tasks.segmentation.pictures import (
     class_colours,
     draw_comparison,
@@ -28,7 +28,7 @@ def card(**changes) -> SegmentationCard:
         "backbone": BackboneSpec("test_resnet", 0, image_size=(64, 96)),
         "classes": ("ground", "road"),
         "preprocessing": Preprocessing((64, 96), 1.0, "bilinear", (0.5,) * 3, (0.2,) * 3),
-        "head": Head(8, 0.1),
+        "head": HeadOptions(8, 0.1),
         "coding": MaskCoding("colour", (0, 0x804080), 0xFFFFFF),
         "overlap": 0.25,
     }

@@ -6,7 +6,7 @@ from paucal.recipes.segmentation import RECIPES
 from paucal.rules.facts import UNDERTRAINED_IMAGES, DataAndMachine, InitialWeightsInfo
 from paucal.rules.resolve import resolve
 from paucal.settings.options import check_ranges
-from paucal.tasks.segmentation.job import fill_time
+from paucal.tasks.segmentation.job import plan_crops_and_epochs
 from paucal.tasks.segmentation.rules import RULES
 from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.training.schedules import LinearWarmup
@@ -17,7 +17,7 @@ from paucal.training.schedules import LinearWarmup
 @pytest.mark.parametrize("crops", [1, 8, 64])
 def test_time__is_filled_to_a_tenth_and_never_overrun(training, one_crop, evaluation, crops):
     for is_given in (True, False):
-        planned, epochs = fill_time(training, one_crop, evaluation, crops, is_given)
+        planned, epochs = plan_crops_and_epochs(training, one_crop, evaluation, crops, is_given)
         seconds = epochs * (planned * one_crop + evaluation)
         assert seconds <= training + 1e-9
         if is_given:
@@ -28,8 +28,8 @@ def test_time__is_filled_to_a_tenth_and_never_overrun(training, one_crop, evalua
 
 
 def test_time__is_filled_by_several_epochs_where_it_allows_them():
-    assert fill_time(900.0, 2.0, 1.0, 50, is_given=False)[1] == 10
-    assert fill_time(2.0, 5.0, 1.0, 3, is_given=False) == (1, 0)
+    assert plan_crops_and_epochs(900.0, 2.0, 1.0, 50, is_given=False)[1] == 10
+    assert plan_crops_and_epochs(2.0, 5.0, 1.0, 3, is_given=False) == (1, 0)
 
 
 def chosen(facts: DataAndMachine, **given):
@@ -48,10 +48,10 @@ def test_few_images_on_a_processor__get_a_small_network_and_a_frozen_stem():
 
 def test_a_start_that_has_been_shown_little__is_not_handled_with_care():
     for shown, freeze, rate in ((2_050, "none", 1.0), (UNDERTRAINED_IMAGES, "stem", 0.1), (None, "stem", 0.1)):
-        start = InitialWeightsInfo("runs/5", "resnet10t", normalise="model", shown=shown)
+        start = InitialWeightsInfo("runs/5", "resnet10t", normalise="model", images_seen=shown)
         settings, _ = chosen(DataAndMachine(21, 2, 512, initial_weights=start))
         assert (settings.freeze, settings.backbone_lr) == (freeze, rate)
-    start = InitialWeightsInfo("runs/5", "resnet10t", normalise="model", shown=2_050)
+    start = InitialWeightsInfo("runs/5", "resnet10t", normalise="model", images_seen=2_050)
     reasons = chosen(DataAndMachine(21, 2, 512, initial_weights=start))[1]
     assert "runs/5 was trained on only 2,050 images: not worth preserving" in reasons["freeze"]
 

@@ -10,7 +10,7 @@ from paucal.rules.resolve import resolve
 from paucal.runner.trainer_inputs import with_synced_norms
 from paucal.tasks.segmentation.assembly import crop_options, fast_inference, full_inference
 from paucal.tasks.segmentation.job import SegmentationJob
-from paucal.tasks.segmentation.model import Head
+from paucal.tasks.segmentation.model import HeadOptions
 from paucal.tasks.segmentation.rules import RULES
 from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.types import UserError
@@ -76,10 +76,12 @@ def test_joint_norms__need_gpus_where_there_are_several_processes():
     def norms(module) -> set[str]:
         return {type(part).__name__ for part in module.modules() if "BatchNorm" in type(part).__name__}
 
-    network = card(head=Head(8, 0.1)).build()
+    network = card(head=HeadOptions(8, 0.1)).build()
     alone = with_synced_norms(SegmentSettings(sync_bn=True, devices=1, device="cpu"), network)
     assert "SyncBatchNorm" not in norms(alone)
-    joint = with_synced_norms(SegmentSettings(sync_bn=True, devices=2, device="cuda"), card(head=Head(8, 0.1)).build())
+    joint = with_synced_norms(
+        SegmentSettings(sync_bn=True, devices=2, device="cuda"), card(head=HeadOptions(8, 0.1)).build()
+    )
     assert norms(joint.head) == {"SyncBatchNorm"}
     assert joint.state_dict().keys() == network.state_dict().keys()
     with pytest.raises(UserError, match="only on GPUs, but --device is cpu"):

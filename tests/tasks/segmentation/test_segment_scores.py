@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paucal.metrics.measures import PixelScores
-from paucal.tasks.segmentation.scores import Tally, segmentation_report, tally
+from paucal.tasks.segmentation.scores import PixelCounts, count_image_pixels, segmentation_report
 
 
 def shares(found: torch.Tensor, classes: int) -> torch.Tensor:
@@ -28,7 +28,7 @@ def made(count: int = 5, classes: int = 3, seed: int = 0):
 
 def test_tally__counts_labelled_pixels_by_label_and_answer():
     masks, found = made(1)
-    one = tally(4, shares(found[0], 3), masks[0].to(torch.uint8))
+    one = count_image_pixels(4, shares(found[0], 3), masks[0].to(torch.uint8))
     expected = np.zeros((3, 3), int)
     for label, answer in zip(masks[0].flatten().tolist(), found[0].flatten().tolist(), strict=True):
         if label != 255:
@@ -41,7 +41,7 @@ def test_tally__counts_labelled_pixels_by_label_and_answer():
 
 def test_report__is_of_the_whole_set_not_a_mean_over_images():
     masks, found = made()
-    tallies = [tally(n, shares(f, 3), m) for n, (m, f) in enumerate(zip(masks, found, strict=True))]
+    tallies = [count_image_pixels(n, shares(f, 3), m) for n, (m, f) in enumerate(zip(masks, found, strict=True))]
     report = segmentation_report(tallies, "abc")
     labels, answers = torch.cat(masks).flatten(), torch.cat(found).flatten()
     known = labels != 255
@@ -59,14 +59,14 @@ def test_report__is_of_the_whole_set_not_a_mean_over_images():
 
 def test_report__does_not_depend_on_the_order_of_images():
     masks, found = made()
-    tallies = [tally(n, shares(f, 3), m) for n, (m, f) in enumerate(zip(masks, found, strict=True))]
+    tallies = [count_image_pixels(n, shares(f, 3), m) for n, (m, f) in enumerate(zip(masks, found, strict=True))]
     one, two = (segmentation_report(rows, "abc").to_dict() for rows in (tallies, tallies[::-1]))
     assert one == two
 
 
 def test_report__resamples_whole_groups():
     masks, found = made()
-    tallies = [tally(n, shares(f, 3), m) for n, (m, f) in enumerate(zip(masks, found, strict=True))]
+    tallies = [count_image_pixels(n, shares(f, 3), m) for n, (m, f) in enumerate(zip(masks, found, strict=True))]
     twice = [replace(row, index=row.index + offset) for row in tallies for offset in (0, 50)]
     once, grouped = segmentation_report(tallies, "abc"), segmentation_report(twice, "abc", groups=np.arange(100) % 50)
     assert (grouped.images, grouped.groups, once.groups) == (2 * len(tallies), len(tallies), None)
@@ -77,7 +77,7 @@ def test_report__resamples_whole_groups():
 
 def test_classes_that_occur_nowhere__are_no_number_and_left_out_of_the_mean():
     confusion = np.asarray([[6, 2, 0], [0, 2, 0], [0, 0, 0]])
-    report = segmentation_report([Tally(0, confusion), Tally(1, confusion)], ("a", "b", "c"))
+    report = segmentation_report([PixelCounts(0, confusion), PixelCounts(1, confusion)], ("a", "b", "c"))
     assert [score.value for score in report.per_class[:2]] == [0.75, 0.5]
     assert math.isnan(report.per_class[2].value)
     assert report.mean_iou.value == 0.625
@@ -88,11 +88,11 @@ def test_classes_that_occur_nowhere__are_no_number_and_left_out_of_the_mean():
 def test_a_class_that_is_only_answered__counts_as_missed():
     confusion = np.asarray([[6, 2], [0, 0]])
     assert PixelScores([confusion]).iou(np.ones((1, 1))).tolist() == [[0.75, 0.0]]
-    assert segmentation_report([Tally(0, confusion)], "ab").unseen == ("b",)
+    assert segmentation_report([PixelCounts(0, confusion)], "ab").unseen == ("b",)
 
 
 def test_nothing_labelled__gives_no_number_and_no_crash():
-    report = segmentation_report([Tally(0, np.zeros((2, 2), np.int64))], "ab")
+    report = segmentation_report([PixelCounts(0, np.zeros((2, 2), np.int64))], "ab")
     assert math.isnan(report.mean_iou.value)
     assert report.to_dict()["mean_iou"]["value"] is None
     with pytest.raises(ValueError, match="no image"):
@@ -101,8 +101,10 @@ def test_nothing_labelled__gives_no_number_and_no_crash():
 
 def test_intervals__are_of_images_and_shrink_with_their_number():
     generator = np.random.default_rng(0)
-    rows = [Tally(n, np.asarray([[50, b], [c, 50]])) for n, (b, c) in enumerate(generator.integers(0, 60, (400, 2)))]
+    rows = [
+        PixelCounts(n, np.asarray([[50, b], [c, 50]])) for n, (b, c) in enumerate(generator.integers(0, 60, (400, 2)))
+    ]
     few, many = segmentation_report(rows[:10], "ab").mean_iou, segmentation_report(rows, "ab").mean_iou
     assert few.high - few.low > 3 * (many.high - many.low)
-    alike = segmentation_report([Tally(n, np.asarray([[5, 1], [1, 5]])) for n in range(4)], "ab").mean_iou
+    alike = segmentation_report([PixelCounts(n, np.asarray([[5, 1], [1, 5]])) for n in range(4)], "ab").mean_iou
     assert (alike.low, alike.high) == (None, None)  # all resampled sets are the same

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from paucal.backbones import BackboneSpec, FeatureBackbone
-from paucal.backbones.stage_maps import StageMaps
+from paucal.backbones.stage_maps import PyramidBackbone
 from paucal.tasks.segmentation.network import (
     FcnHead,
     PyramidPooling,
@@ -92,7 +92,7 @@ def test_network__gives_pixels_their_classes_for_backbones_of_three_kinds(name, 
 
 def test_network__leaves_out_what_images_were_padded_with():
     network = SegmentationNetwork(
-        StageMaps(FeatureBackbone(timm.create_model(TINY, num_classes=0), (64, 64))), 2, width=8
+        PyramidBackbone(FeatureBackbone(timm.create_model(TINY, num_classes=0), (64, 64))), 2, width=8
     ).eval()
     images = torch.randn(1, 3, 50, 70)
     padded = nn.functional.pad(images, (0, 26, 0, 14))
@@ -103,7 +103,7 @@ def test_network__leaves_out_what_images_were_padded_with():
 def test_auxiliary_head__reads_the_map_of_stride_16():
     network = segmentation_network(BackboneSpec(TINY, 0, image_size=(64, 64)), 4, width=8)
     assert network.maps.strides[network.auxiliary_level] == 16
-    head = network.auxiliary_head(6)
+    head = network.make_auxiliary_head(6)
     assert head(network.maps(torch.randn(2, 3, 64, 64))[network.auxiliary_level]).shape == (2, 4, 4, 4)
 
 

@@ -8,13 +8,13 @@ from torch.nn import functional
 
 from paucal.data.sources.folder import open_folder
 from paucal.models.preprocessing import Preprocessing
-from paucal.verbs.check.labels import FeatureReader, ReducedInput
+from paucal.verbs.check.labels import DownscalingTransform, FeatureReader
 from paucal.verbs.check.settings import CheckSettings
 
 
 @pytest.mark.parametrize(("side", "size"), [(None, (40, 30)), (50, (40, 30)), (15, (20, 15)), (1, (1, 1))])
 def test_coarser__reduces_what_is_larger_and_keeps_the_shape(side, size):
-    seen = ReducedInput(lambda image: image, side)(Image.new("RGB", (40, 30)))  # type: ignore[arg-type, return-value]
+    seen = DownscalingTransform(lambda image: image, side)(Image.new("RGB", (40, 30)))  # type: ignore[arg-type, return-value]
     assert seen.size == size  # type: ignore[attr-defined]
 
 

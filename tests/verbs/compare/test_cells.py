@@ -11,7 +11,15 @@ import pytest
 from paucal.runs.lock import RunLock
 from paucal.types import UserError
 from paucal.verbs.compare._work import MAX_TRIES, clear_failure, lock_cell, store_failure, work
-from paucal.verbs.compare.grid import cells_of, chosen_rate, compared_cells, make_cell, merge_grids, read_grid, state_of
+from paucal.verbs.compare.grid import (
+    cells_of,
+    choose_learning_rate,
+    compared_cells,
+    make_cell,
+    merge_grids,
+    read_grid,
+    state_of,
+)
 from verbs.compare.fakes import arm, broken, finish, log_of, make_grid, quick, worker
 
 PROCESSES = multiprocessing.get_context("fork")
@@ -202,14 +210,14 @@ def test_rates__are_chosen_on_validation_before_the_other_seeds_begin(tmp_path):
         (way, rate, 3, True) for way in ("supervised", "drloc") for rate in (0.1, 0.2, 0.4)
     ]
     for cell, score in zip(trials[:3], (0.3, 0.6, 0.6), strict=True):
-        assert chosen_rate(trials[:3]) is None
+        assert choose_learning_rate(trials[:3]) is None
         finish(cell, score)
-    assert chosen_rate(trials[:3]) == 0.2  # the first of equals
+    assert choose_learning_rate(trials[:3]) == 0.2  # the first of equals
     assert [(cell.arm.way, cell.rate, cell.seed) for cell in cells_of(grid)[6:]] == [("supervised", 0.2, 4)]
     for cell in trials[3:]:
         cell.folder.mkdir(parents=True)
         store_failure(cell, UserError("no."))
-    assert chosen_rate(trials[3:]) is None
+    assert choose_learning_rate(trials[3:]) is None
     compared = [(cell.arm.way, cell.rate, cell.seed) for cell in compared_cells(grid)]
     assert compared == [("supervised", 0.2, 3), ("supervised", 0.2, 4)]
 

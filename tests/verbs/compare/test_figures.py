@@ -14,8 +14,8 @@ from paucal.verbs.compare.report import (
     LAST_EPOCHS,
     SOME_EPOCHS_BY_VALIDATION,
     describe_selection,
-    fairness,
-    verdicts,
+    fairness_sentences,
+    significance_sentences,
 )
 
 pytestmark = pytest.mark.usefixtures("drawn_pictures")
@@ -69,13 +69,15 @@ def test_verdict__of_the_same_hits_names_no_number_of_seeds():
     hits = np.random.default_rng(0).integers(0, 2, (3, 50)).astype(float)
     arm = SimpleNamespace(name="a", baseline="b", gain=difference(hits, hits))
     found: Any = SimpleNamespace(arms=[arm])
-    assert verdicts(found)[0].endswith(": with each seed, both are correct on the same number of test images.")
+    assert significance_sentences(found)[0].endswith(
+        ": with each seed, both are correct on the same number of test images."
+    )
 
 
 def test_verdict__of_one_difference_on_every_image_asks_for_more_images():
     arm = SimpleNamespace(name="a", baseline="b", gain=difference(np.ones((2, 1)), np.zeros((2, 1))))
     found: Any = SimpleNamespace(arms=[arm])
-    assert verdicts(found)[0].endswith("gives no interval for other test images: use more test images.")
+    assert significance_sentences(found)[0].endswith("gives no interval for other test images: use more test images.")
 
 
 def test_gain__resamples_groups_that_all_runs_know():
@@ -96,7 +98,7 @@ def test_verdict__of_seeds_that_agree_exactly_claims_nothing_about_other_seeds()
     arm = SimpleNamespace(name="a", baseline="b", gain=difference(np.ones((3, 50)), hits))
     found: Any = SimpleNamespace(arms=[arm])
     assert not arm.gain.clear
-    assert "cannot show how much training varies. Use more seeds." in verdicts(found)[0]
+    assert "cannot show how much training varies. Use more seeds." in significance_sentences(found)[0]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ def test_fairness__says_the_same_time_only_if_no_way_has_its_own(settings, expec
     arms = [SimpleNamespace(name="a", baseline="", outcomes=outcomes)]
     grid = SimpleNamespace(shared={"time": "10m"}, arms=ways, rates=(), seeds=(0,))
     found: Any = SimpleNamespace(arms=arms, grid=grid, differences=())
-    assert fairness(found)[0].startswith(expected)
+    assert fairness_sentences(found)[0].startswith(expected)
 
 
 @pytest.mark.parametrize(("shared", "own"), [({"group_by": "patient"}, {}), ({}, {"group_by": "patient"}), ({}, {})])
@@ -119,5 +121,5 @@ def test_fairness__says_that_images_of_one_group_are_not_independent(shared, own
     grid = SimpleNamespace(shared=shared, arms=[SimpleNamespace(settings=own)], rates=(), seeds=(0,))
     for arm in arms:
         found: Any = SimpleNamespace(arms=[arm], grid=grid, differences=[arm])
-        said = any("the intervals are too narrow" in line for line in fairness(found))
+        said = any("the intervals are too narrow" in line for line in fairness_sentences(found))
         assert said == (bool(shared or own) and arm.gain.groups is None)

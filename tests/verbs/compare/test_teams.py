@@ -9,7 +9,7 @@ import torch
 from paucal.runner.elsewhere import packages
 from paucal.types import UserError
 from paucal.verbs.compare import running
-from paucal.verbs.compare._workers import Processes
+from paucal.verbs.compare._workers import ProcessWorkers
 
 
 @pytest.mark.parametrize(
@@ -23,11 +23,11 @@ def test_processes__share_out_the_devices_that_the_call_was_allotted(tmp_path, m
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allotted)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(subprocess, "Popen", lambda *words, env, **more: seen.append(env) or SimpleNamespace())
-    Processes(tmp_path, 3, 4, "cuda")
+    ProcessWorkers(tmp_path, 3, 4, "cuda")
     assert [env["CUDA_VISIBLE_DEVICES"] for env in seen] == given
     assert {env["OMP_NUM_THREADS"] for env in seen} == {"4"}
     seen.clear()
-    Processes(tmp_path, 2, 4, "cpu")
+    ProcessWorkers(tmp_path, 2, 4, "cpu")
     assert {env.get("CUDA_VISIBLE_DEVICES") for env in seen} == {allotted}
 
 

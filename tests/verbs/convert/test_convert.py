@@ -27,7 +27,7 @@ from paucal.data.sources.opening import open_images
 from paucal.tasks.detection.images import open_boxed
 from paucal.tasks.detection.masks import mask_of_outline, unpack_mask
 from paucal.types import UserError
-from paucal.verbs.convert.content import read_content, unique_names
+from paucal.verbs.convert.content import read_labelled_set, unique_names
 from paucal.verbs.convert.objects import CROWDS, OUTLINES, UNKNOWN_LABELS
 from paucal.verbs.convert.settings import ConvertSettings
 from paucal.verbs.convert.writing import LAYOUTS
@@ -41,13 +41,13 @@ NO_CROWDS, NO_OUTLINES = ("yolo", "label-studio", "cvat"), ("voc", "csv")
 
 def described(place: Path) -> dict[str, tuple]:
     """Return the part, the size and the objects of each image, by a key that conversions keep: the pixels."""
-    content = read_content(ConvertSettings(data=str(place), to="coco"), ("detect",), lambda done, total: None)
+    content = read_labelled_set(ConvertSettings(data=str(place), to="coco"), ("detect",), lambda done, total: None)
     found = {}
     for item in content.items:
         key = np.asarray(content.images.store.read(item.index)).tobytes()
         things = [(obj.name, obj.box, obj.crowd, obj.outline) for obj in item.objects]
         assert key not in found
-        found[key] = (item.part, item.size, things)
+        found[key] = (item.split, item.size, things)
     return found
 
 
@@ -263,7 +263,7 @@ def test_classes__of_images_are_read_back_equal(tmp_path: Path, to: str):
     second = open_images(tmp_path / "out")
     assert second.classes == first.classes
     assert _labels(second) == _labels(first)
-    assert set(second.declared) == set(first.declared)
+    assert set(second.declared_splits) == set(first.declared_splits)
 
 
 def test_unreadable_images__are_refused_or_left_out_with_their_labels(tmp_path: Path):

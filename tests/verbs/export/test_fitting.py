@@ -20,7 +20,7 @@ from paucal.verbs.export import fitting, graphs, students, subjects
 from paucal.verbs.export.launch import export_all
 from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.students import Student
-from paucal.verbs.export.subjects import ClassifierSubject
+from paucal.verbs.export.subjects import ExportableClassifier
 
 pytestmark = [
     pytest.mark.skipif(find_spec("onnxscript") is None, reason="exports ONNX files"),
@@ -145,7 +145,7 @@ def test_student__that_seems_a_little_too_slow_is_timed_again_before_a_smaller_o
     monkeypatch.setattr(
         fitting, "compare_all", lambda *args, **words: replace(compare_all(*args, **words), milliseconds=(77.0, 800.0))
     )
-    teacher = ClassifierSubject(RunFolder(run), SilentConsole())
+    teacher = ExportableClassifier(RunFolder(run), SilentConsole())
     limits, settings = fitting.Limits(None, 1000.0), ExportSettings(format=["onnx"])
     asked = teacher, ["onnx"], limits, settings, tmp_path, SilentConsole()
     ((_, files),) = fitting._measure_students(*asked)
@@ -176,7 +176,7 @@ def test_data__is_judged_on_where_the_images_are_missing_and_then_no_smaller_mod
 
 def test_smaller_model__averages_mirror_images_as_asked(run, tmp_path, monkeypatch):
     monkeypatch.setattr(students, "begin", lambda job, settings, *rest: shutil.copytree(run, settings.output))
-    teacher, student = ClassifierSubject(RunFolder(run), SilentConsole(), mirror=True), Student(TINY, 16, False)
+    teacher, student = ExportableClassifier(RunFolder(run), SilentConsole(), mirror=True), Student(TINY, 16, False)
     images = torch.rand(2, 3, 16, 16)
     for subject in (
         students.build_untrained(teacher, student, SilentConsole()),
@@ -187,7 +187,7 @@ def test_smaller_model__averages_mirror_images_as_asked(run, tmp_path, monkeypat
 
 def test_smaller_model__that_is_interrupted_interrupts_the_export(run, tmp_path, monkeypatch):
     monkeypatch.setattr(students, "begin", lambda *rest: Stopped(Path("run"), 1, 2))
-    teacher = ClassifierSubject(RunFolder(run), SilentConsole())
+    teacher = ExportableClassifier(RunFolder(run), SilentConsole())
     with pytest.raises(KeyboardInterrupt):
         students.train_student(teacher, Student(TINY, 16, False), "1m", tmp_path / "student", SilentConsole())
 
@@ -206,7 +206,7 @@ def test_smaller_model__learns_from_the_run_and_is_reported_beside_it(run, tmp_p
             "method": "supervised",
         }
         paucal.train("digits", output=folder, epochs=1, init="none", workers=0, device="cpu", **settings)
-        return ClassifierSubject(RunFolder(folder), console)
+        return ExportableClassifier(RunFolder(folder), console)
 
     monkeypatch.setattr(fitting, "train_student", train_student)
     # Both files of the run are made too slow, and the student's are not.
@@ -246,7 +246,7 @@ def test_students__are_the_smallest_network_at_hand_then_one_from_scratch(run, m
         PretrainedWeights("resnet10t.c3_in1k", "MIT", 22, "a test"),
     ]
     monkeypatch.setattr(students, "ready_weights", lambda device: dict.fromkeys(ready, "cache"))
-    found = list(students.possible_students(ClassifierSubject(RunFolder(run), SilentConsole())))
+    found = list(students.possible_students(ExportableClassifier(RunFolder(run), SilentConsole())))
     assert found[:6] == [Student("resnet10t.c3_in1k", side, True) for side in (224, 192, 160, 128, 96, 64)]
     assert found[6:] == [Student(students.UNTRAINED_STUDENT, 64, False)]  # the run's images have 16 pixels
 

@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from paucal.verbs.next import selection
-from paucal.verbs.next.selection import MAX_AXES, choose_images, directions, herd, margin_uncertainty, similarities
+from paucal.verbs.next.selection import (
+    MAX_AXES,
+    choose_greedily,
+    choose_images,
+    margin_uncertainty,
+    project_to_axes,
+    similarities,
+)
 
 KNOWN = torch.zeros(0, 2)
 
@@ -56,7 +63,7 @@ def test_directions__are_those_of_the_strongest_axes() -> None:
     generator = torch.Generator().manual_seed(4)
     strong = torch.randn(300, MAX_AXES, generator=generator)
     rows = torch.cat([strong, 1e-3 * torch.randn(300, 500, generator=generator)], dim=1)
-    vectors, labelled = directions(rows[:250], rows[250:])
+    vectors, labelled = project_to_axes(rows[:250], rows[250:])
     assert vectors.shape == (250, MAX_AXES)
     expected = torch.nn.functional.normalize(strong - strong[:250].mean(0), dim=1)
     torch.testing.assert_close(vectors @ labelled.T, expected[:250] @ expected[250:].T, atol=0.01, rtol=0)
@@ -97,7 +104,7 @@ def test_herd__is_the_greedy_maximum_of_the_covered_uncertainty() -> None:
     vectors = torch.nn.functional.normalize(torch.randn(30, 4, generator=generator), dim=1)
     unsure = torch.rand(30, generator=generator)
     similar, covered = similarities(vectors, vectors[:2])
-    chosen, nearest = herd(unsure, similar, covered, 5)
+    chosen, nearest = choose_greedily(unsure, similar, covered, 5)
     now = covered.clone()
     for place in chosen:
         gains = [(unsure * torch.maximum(now, similar[other])).sum().item() for other in range(30)]

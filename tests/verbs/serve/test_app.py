@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from paucal.backbones import BackboneSpec
 from paucal.evaluation.familiarity import fit_familiarity
 from paucal.models.card import ModelCard
-from paucal.models.features import ClassifierInputs
+from paucal.models.features import ClassifierInputExtractor
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import TrainedModel
 from paucal.runner.familiar import features_of
@@ -83,7 +83,7 @@ def test_classify__of_several_labels_gives_those_above_their_thresholds_beyond_t
 
 def test_classify__says_whether_a_picture_is_like_the_training_images() -> None:
     model = deployed()
-    reader, transform = ClassifierInputs(model.module), model.card.preprocessing.transform()
+    reader, transform = ClassifierInputExtractor(model.module), model.card.preprocessing.transform()
 
     def features(seeds: range) -> torch.Tensor:
         images = [transform(Image.open(io.BytesIO(picture(seed))))[0] for seed in seeds]

@@ -31,8 +31,8 @@ from paucal.backbones.attention_layout import AttentionLayout
 from paucal.backbones.families.common.attention import attend, join_heads
 from paucal.backbones.families.common.contract import (
     DEIT_CROP_RATIO,
-    configuration,
     init_linear,
+    make_default_cfg,
     register_variants,
     to_tokens,
 )
@@ -150,7 +150,7 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[
     )
 
 
-_CONFIG = configuration("stages.0.embed.proj", crop_pct=DEIT_CROP_RATIO, license="mit")
+_CONFIG = make_default_cfg("stages.0.embed.proj", crop_pct=DEIT_CROP_RATIO, license="mit")
 default_cfgs = generate_default_cfgs({"cvt_13": _CONFIG, "cvt_21": _CONFIG})
 
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from paucal.backbones.attention_layout import AttentionLayout
 from paucal.backbones.families.common.attention import attend, join_heads, split_heads
-from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, configuration, register_variants, to_tokens
+from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, make_default_cfg, register_variants, to_tokens
 from paucal.backbones.families.cvt_layers import (
     CvtBackbone,
     CvtBlock,
@@ -185,7 +185,7 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[
 
 
 default_cfgs = generate_default_cfgs(
-    {"drloc_cvt_13": configuration("stages.0.embed.proj", crop_pct=DEIT_CROP_RATIO, license="mit")}
+    {"drloc_cvt_13": make_default_cfg("stages.0.embed.proj", crop_pct=DEIT_CROP_RATIO, license="mit")}
 )
 # 19.9M parameters, 4.54 GMACs at 224 pixels.
 register_variants(__name__, DrlocCvt, {"drloc_cvt_13": {}}, checkpoint_filter_fn, 3)

@@ -36,7 +36,7 @@ from paucal.backbones.attention_layout import (
     window_groups,
 )
 from paucal.backbones.families.common.attention import attend, join_heads, split_heads
-from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, configuration, register_variants, to_tokens
+from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, make_default_cfg, register_variants, to_tokens
 from paucal.backbones.families.cvt_layers import (
     ConvEmbed,
     CvtBackbone,
@@ -328,7 +328,7 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[
     }
 
 
-_CONFIG = configuration("stages.0.embed.proj", crop_pct=DEIT_CROP_RATIO, license="mit")
+_CONFIG = make_default_cfg("stages.0.embed.proj", crop_pct=DEIT_CROP_RATIO, license="mit")
 default_cfgs = generate_default_cfgs({"esvit_cvt_tiny": _CONFIG, "esvit_cvt_small": _CONFIG})
 
 

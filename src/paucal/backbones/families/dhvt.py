@@ -27,9 +27,9 @@ from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from paucal.backbones.families.common.contract import (
-    configuration,
     init_linear,
     init_table,
+    make_default_cfg,
     recompute,
     register_variants,
     to_tokens,
@@ -243,7 +243,7 @@ _TINY, _SMALL = {"embed_dim": 192}, {"embed_dim": 384}
 _PATCH4, _PATCH2 = {"img_size": 32, "patch_size": 4}, {"img_size": 32, "patch_size": 2}
 _CIFAR_CONFIG: dict[str, Any] = {"num_classes": 100, "input_size": (3, 32, 32), "crop_pct": 1.0}
 _LARGE_IMAGE_CONFIG: dict[str, Any] = {"crop_pct": 0.875}
-_cfg = partial(configuration, "patch_embed.proj.0.0")
+_cfg = partial(make_default_cfg, "patch_embed.proj.0.0")
 default_cfgs = generate_default_cfgs(
     {
         "dhvt_mini": _cfg(**{**_CIFAR_CONFIG, "num_classes": 1000}),

@@ -22,7 +22,7 @@ from timm.models import vision_transformer as timm_vit
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, configuration, register_variants
+from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, make_default_cfg, register_variants
 from paucal.backbones.families.common.positions import fit_position_embedding, resample_positions
 
 PAPER = "ViT in the papers' programs"  # in the table of models
@@ -158,7 +158,7 @@ _ESVIT = {
     "esvit_deit_small_patch16_224": {**_SMALL, "drop_path_rate": 0.1},  # 22.1M parameters
     "esvit_vit_base_patch16_224": {**_BASE, "drop_path_rate": 0.1},  # 86.6M parameters
 }
-_CFG = configuration("patch_embed.proj", fixed_input_size=True, crop_pct=DEIT_CROP_RATIO, license="mit")
+_CFG = make_default_cfg("patch_embed.proj", fixed_input_size=True, crop_pct=DEIT_CROP_RATIO, license="mit")
 default_cfgs = generate_default_cfgs(dict.fromkeys((*_DRLOC, *_ESVIT), _CFG))
 register_variants(__name__, DrlocViT, _DRLOC, checkpoint_filter_fn, 3)
 register_variants(__name__, EsvitViT, _ESVIT, checkpoint_filter_fn, 3)

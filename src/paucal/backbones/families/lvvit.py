@@ -29,8 +29,8 @@ from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from paucal.backbones.families.common.contract import (
-    configuration,
     init_linear,
+    make_default_cfg,
     match_model,
     new_classifier,
     register_variants,
@@ -220,12 +220,12 @@ _BOTH_CLASSIFIERS = ("head", "aux_head")
 
 default_cfgs = generate_default_cfgs(
     {
-        "lvvit_t": configuration("patch_embed.conv1", _BOTH_CLASSIFIERS, fixed_input_size=True),
-        "lvvit_s": configuration("patch_embed.conv1", _BOTH_CLASSIFIERS, fixed_input_size=True),
-        "lvvit_m": configuration("patch_embed.conv1", _BOTH_CLASSIFIERS, fixed_input_size=True, crop_pct=1.0),
-        "lvvit_l": configuration("patch_embed.conv1", _BOTH_CLASSIFIERS, fixed_input_size=True, crop_pct=1.0),
-        "lvvit_s_plain": configuration("patch_embed.conv1", fixed_input_size=True),
-        "lvvit_vit_s": configuration("patch_embed.proj", fixed_input_size=True),
+        "lvvit_t": make_default_cfg("patch_embed.conv1", _BOTH_CLASSIFIERS, fixed_input_size=True),
+        "lvvit_s": make_default_cfg("patch_embed.conv1", _BOTH_CLASSIFIERS, fixed_input_size=True),
+        "lvvit_m": make_default_cfg("patch_embed.conv1", _BOTH_CLASSIFIERS, fixed_input_size=True, crop_pct=1.0),
+        "lvvit_l": make_default_cfg("patch_embed.conv1", _BOTH_CLASSIFIERS, fixed_input_size=True, crop_pct=1.0),
+        "lvvit_s_plain": make_default_cfg("patch_embed.conv1", fixed_input_size=True),
+        "lvvit_vit_s": make_default_cfg("patch_embed.proj", fixed_input_size=True),
     }
 )
 

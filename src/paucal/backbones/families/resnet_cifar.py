@@ -13,14 +13,14 @@ from timm.models import generate_default_cfgs
 from timm.models.resnet import BasicBlock, ResNet
 from torch import nn
 
-from paucal.backbones.families.common.contract import configuration, register_variants
+from paucal.backbones.families.common.contract import make_default_cfg, register_variants
 
 PAPER = "ResNet (He et al. 2016), stem for small images"  # in the table of models
 
 TIMM_STEM_STRIDE = 4  # stride of the stem of timm's ResNets, in pixels
 
 default_cfgs = generate_default_cfgs(
-    {"resnet18_cifar": configuration("conv1", "fc", num_classes=100, input_size=(3, 32, 32), crop_pct=1.0)}
+    {"resnet18_cifar": make_default_cfg("conv1", "fc", num_classes=100, input_size=(3, 32, 32), crop_pct=1.0)}
 )
 
 

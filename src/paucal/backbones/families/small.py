@@ -16,14 +16,14 @@ from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_
 from timm.models.vision_transformer_hybrid import ConvStem
 from torch import nn
 
-from paucal.backbones.families.common.contract import configuration
+from paucal.backbones.families.common.contract import make_default_cfg
 
 PAPER = "paucal"  # in the table of models
 
 # ImageNet's normalisation, as for any timm model without weights. A run uses the statistics of its images instead.
 default_cfgs = generate_default_cfgs(
     {
-        "vit_mini": configuration(
+        "vit_mini": make_default_cfg(
             "patch_embed.backbone.0.conv", input_size=(3, 32, 32), crop_pct=1.0, fixed_input_size=True
         )
     }

@@ -28,7 +28,7 @@ from paucal.backbones.attention_layout import (
     window_groups,
 )
 from paucal.backbones.families.common.attention import add_bias, attend, is_fused_faster
-from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, configuration, register_variants
+from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, make_default_cfg, register_variants
 from paucal.backbones.families.common.windows import Size, Windows, pad_and_shift, unpad_and_unshift, window_mask
 
 PAPER = "Swin in EsViT (Li et al. 2022)"  # in the table of models
@@ -204,7 +204,7 @@ class EsvitSwin(SwinTransformer):
 
 default_cfgs = generate_default_cfgs(
     {
-        f"esvit_swin_{size}_patch4_window{window}_224": configuration(
+        f"esvit_swin_{size}_patch4_window{window}_224": make_default_cfg(
             "patch_embed.proj",
             "head.fc",
             pool_size=(7, 7),

@@ -27,7 +27,7 @@ from timm.layers.weight_init import trunc_normal_
 from timm.models import adapt_input_conv, generate_default_cfgs
 from torch import Tensor, nn
 
-from paucal.backbones.families.common.contract import configuration, init_linear, register_variants
+from paucal.backbones.families.common.contract import init_linear, make_default_cfg, register_variants
 from paucal.backbones.families.common.positions import fit_position_embedding, record_input_size, resample_positions
 from paucal.backbones.families.common.tokens import Grid, TokenBackbone, require_valid_sizes
 from paucal.backbones.families.lvvit_layers import LvVitBlock
@@ -236,7 +236,7 @@ _VARIANTS: dict[str, dict[str, Any]] = {
 }
 default_cfgs = generate_default_cfgs(
     {
-        name: configuration(
+        name: make_default_cfg(
             _FIRST_LAYERS[settings.get("tokens_type", "performer")], fixed_input_size=True, license="bsd-3-clause-clear"
         )
         for name, settings in _VARIANTS.items()

@@ -17,7 +17,7 @@ from timm.layers.pos_embed_rel import resize_rel_pos_bias_table
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
-from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, configuration, init_linear, register_variants
+from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, init_linear, make_default_cfg, register_variants
 from paucal.backbones.families.common.positions import record_input_size
 from paucal.backbones.families.common.staged import StagedBackbone
 from paucal.backbones.families.vil_attention import AttentionSettings, FullAttention, SparseAttention
@@ -288,7 +288,7 @@ def _fit_to_model(key: str, value: Tensor, model_state: Mapping[str, Tensor]) ->
 
 FIRST_CONVOLUTION = "stages.0.embed.proj"
 
-_CONFIG = configuration(FIRST_CONVOLUTION, crop_pct=DEIT_CROP_RATIO)
+_CONFIG = make_default_cfg(FIRST_CONVOLUTION, crop_pct=DEIT_CROP_RATIO)
 default_cfgs = generate_default_cfgs(dict.fromkeys(("vil_tiny", "vil_small"), _CONFIG))
 
 

@@ -172,8 +172,8 @@ def _sparse_groups(call: AttentionCall, weights: Tensor, image_size: Grid) -> At
         queries = queries.view(pairs.chunks, -1)
     if pairs.keys is not None:
         keys = pairs.keys.flatten(1)
-    if pairs.hidden is not None:
-        unseen = pairs.hidden.flatten(2).all(1).expand(pairs.chunks, -1)
+    if pairs.masked_keys is not None:
+        unseen = pairs.masked_keys.flatten(2).all(1).expand(pairs.chunks, -1)
         keys = torch.where(unseen, -first - 1, keys.expand(pairs.chunks, -1))
     global_positions = torch.arange(first, device=weights.device).expand(pairs.chunks, -1)
     keys = torch.cat((global_positions, keys.expand(pairs.chunks, -1) + first), 1)
@@ -280,7 +280,7 @@ class SparseAttention(VilAttention):
         neighbour = torch.randint(N_NEIGHBOURS, (1,), device=like.device)
         slots = torch.cat((torch.full_like(neighbour, OWN_SLOT), neighbour + (neighbour >= OWN_SLOT)))
         assert pairs.keys is not None
-        hidden = None if pairs.hidden is None else pairs.hidden.index_select(2, slots)
+        hidden = None if pairs.masked_keys is None else pairs.masked_keys.index_select(2, slots)
         return pairs._replace(
             keys=pairs.keys.index_select(1, slots), hidden=hidden, offsets=pairs.offsets.index_select(1, slots)
         )
@@ -298,7 +298,7 @@ class SparseAttention(VilAttention):
 
         The result is None if there is no bias table and no masked key.
         """
-        table, hidden = self.local_relative_position_bias_table, pairs.hidden
+        table, hidden = self.local_relative_position_bias_table, pairs.masked_keys
         bias = None
         if table is not None:
             bias = self.with_global_keys(table[pairs.offsets.flatten(1)].permute(2, 0, 1)).unsqueeze(1)

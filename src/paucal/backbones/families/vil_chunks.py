@@ -31,8 +31,8 @@ class QueryKeyPairs(NamedTuple):
         restore: (H * W,) index of every cell in `queries`; None if `queries` is None.
         keys: (chunks, S, K) index of the cell of each key, arbitrary for masked keys; None if a single chunk has all
             cells in order.
-        hidden: (chunks, 1 or Q, S, K) mask that is True for keys that are outside the grid or too far; None if no key
-            is masked.
+        masked_keys: (chunks, 1 or Q, S, K) mask that is True for keys that are outside the grid or too far; None if no
+            key is masked.
         offsets: (Q, S, K) index of each offset in the bias table with (4 w - 1)^2 entries, the same in every chunk.
     """
 
@@ -40,7 +40,7 @@ class QueryKeyPairs(NamedTuple):
     queries: Tensor | None
     restore: Tensor | None
     keys: Tensor | None
-    hidden: Tensor | None
+    masked_keys: Tensor | None
     offsets: Tensor
 
 

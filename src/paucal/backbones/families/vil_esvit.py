@@ -6,7 +6,7 @@ variants are built without drop-path unless `drop_path_rate` is passed (publishe
 
 from timm.models import generate_default_cfgs
 
-from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, configuration, register_variants
+from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, make_default_cfg, register_variants
 from paucal.backbones.families.vil import FIRST_CONVOLUTION, VisionLongformer, checkpoint_filter_fn
 
 PAPER = "ViL in EsViT (Li et al. 2022)"  # in the table of models
@@ -19,6 +19,6 @@ _VARIANTS = {
     "esvit_vil_tiny_paper_heads": {**_TINY, "num_heads": (3, 3, 6, 12)},  # as in the paper's Table 6
 }
 default_cfgs = generate_default_cfgs(
-    dict.fromkeys(_VARIANTS, configuration(FIRST_CONVOLUTION, crop_pct=DEIT_CROP_RATIO))
+    dict.fromkeys(_VARIANTS, make_default_cfg(FIRST_CONVOLUTION, crop_pct=DEIT_CROP_RATIO))
 )
 register_variants(__name__, VisionLongformer, _VARIANTS, checkpoint_filter_fn)

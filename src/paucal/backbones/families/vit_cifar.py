@@ -8,7 +8,7 @@ heads like DHVT-S. The variants are built without drop-path unless `drop_path_ra
 from timm.models import generate_default_cfgs
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 
-from paucal.backbones.families.common.contract import configuration, register_variants
+from paucal.backbones.families.common.contract import make_default_cfg, register_variants
 
 PAPER = "plain ViT, DHVT's baseline"  # in the table of models
 
@@ -21,7 +21,9 @@ _VARIANTS = {
     "vit_tiny_cifar_patch2": {**_TINY, "patch_size": 2},  # 5.4M parameters
     "vit_small_cifar_patch2": {**_SMALL, "patch_size": 2},  # 21.4M parameters
 }
-_CFG = configuration("patch_embed.proj", num_classes=100, input_size=(3, 32, 32), crop_pct=1.0, fixed_input_size=True)
+_CFG = make_default_cfg(
+    "patch_embed.proj", num_classes=100, input_size=(3, 32, 32), crop_pct=1.0, fixed_input_size=True
+)
 default_cfgs = generate_default_cfgs(dict.fromkeys(_VARIANTS, _CFG))
 
 

@@ -19,7 +19,7 @@ Filter = Literal["bicubic", "bilinear", "lanczos"]
 
 
 @dataclass(frozen=True)
-class ImageInput:
+class WeightsPreprocessing:
     """The preprocessing with which weights were evaluated. The defaults are those of DeiT's code and its derivatives.
 
     Attributes:
@@ -35,7 +35,7 @@ class ImageInput:
     std: Channels = (0.229, 0.224, 0.225)
 
     @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> "ImageInput":
+    def from_dict(cls, stored: Mapping[str, Any]) -> "WeightsPreprocessing":
         """Return the object for the output of `dataclasses.asdict`, which may come from a JSON file.
 
         The caller must check the values.
@@ -47,17 +47,17 @@ class ImageInput:
         return cls(**values)
 
 
-def timm_preprocessing(model: str) -> ImageInput:
+def timm_preprocessing(model: str) -> WeightsPreprocessing:
     """Return the preprocessing in timm's configuration of a model; the defaults if the model has no configuration."""
     config = timm_config(model)
     if config is None:
-        return ImageInput()
-    ratio = float(config.crop_pct or ImageInput.crop_ratio)
+        return WeightsPreprocessing()
+    ratio = float(config.crop_pct or WeightsPreprocessing.crop_ratio)
     interpolation: Any = config.interpolation if config.interpolation in get_args(Filter) else "bicubic"
-    return ImageInput(ratio, interpolation, tuple(config.mean), tuple(config.std))  # type: ignore[arg-type]
+    return WeightsPreprocessing(ratio, interpolation, tuple(config.mean), tuple(config.std))  # type: ignore[arg-type]
 
 
-def checkpoint_preprocessing(program: str, model: str) -> ImageInput:
+def checkpoint_preprocessing(program: str, model: str) -> WeightsPreprocessing:
     """Return the preprocessing with which the weights of a file were evaluated.
 
     Args:
@@ -71,10 +71,10 @@ def checkpoint_preprocessing(program: str, model: str) -> ImageInput:
         1.0
     """
     if program == SWIN and model.endswith("_384"):
-        return ImageInput(crop_ratio=1.0)  # Swin's code resizes images to 384 pixels without a crop
+        return WeightsPreprocessing(crop_ratio=1.0)  # Swin's code resizes images to 384 pixels without a crop
     writer = next((entry for entry in PROGRAMS if entry.name == program), None)
     if model.startswith("deit_") if writer is None else not writer.uses_timm_crop_ratios:
-        return ImageInput()
+        return WeightsPreprocessing()
     return timm_preprocessing(model)
 
 
@@ -84,7 +84,7 @@ def find_program(tree: Mapping[str, Any]) -> str:
     return next((program.name for program in programs if program is not None), "")
 
 
-def from_scratch_preprocessing(model: str) -> ImageInput:
+def from_scratch_preprocessing(model: str) -> WeightsPreprocessing:
     """Return the preprocessing of the original code of a model's family, for evaluating models trained from scratch.
 
     timm's configurations are not used, since they belong to the weights that timm publishes.
@@ -95,5 +95,5 @@ def from_scratch_preprocessing(model: str) -> ImageInput:
     """
     patterns = [pattern for program in PROGRAMS if program.uses_timm_crop_ratios for pattern in program.model_patterns]
     if not any(fnmatch.fnmatch(model, pattern) for pattern in patterns):
-        return ImageInput()
-    return replace(ImageInput(), crop_ratio=timm_preprocessing(model).crop_ratio)
+        return WeightsPreprocessing()
+    return replace(WeightsPreprocessing(), crop_ratio=timm_preprocessing(model).crop_ratio)

@@ -36,7 +36,7 @@ class AnnotatedImage:
         names: Class name of each box.
         crowd: Whether each box is excluded from training and scores, because it covers many objects or is difficult.
         size: (height, width) in pixels as the annotation file states it; None if the file states no size.
-        declared: Split that the data set assigns: "train", "val" or "test"; "" if the data set assigns no split.
+        declared_split: Split that the data set assigns: "train", "val" or "test"; "" if the data set assigns no split.
         source: Path of the annotation file within the set.
         outlines: Outline of each box in the form of COCO's "segmentation"; None or an empty value for a box without an
             outline. The list is empty if no box has an outline.
@@ -49,7 +49,7 @@ class AnnotatedImage:
     names: list[str] = field(default_factory=list)
     crowd: list[bool] = field(default_factory=list)
     size: tuple[int, int] | None = None
-    declared: str = ""
+    declared_split: str = ""
     source: str = ""
     outlines: list[Any] = field(default_factory=list)
     crowd_word: str = "a crowd"

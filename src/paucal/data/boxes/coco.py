@@ -20,9 +20,9 @@ from paucal.data.boxes.annotations import (
     positive_size,
     unique_class_names,
 )
-from paucal.data.boxes.naming import ImageNames, MissingImage, explain_foreign_path, missing_image
-from paucal.data.boxes.tree import PEEK_BYTES, Tree, mentions
-from paucal.data.splits.part_names import part_of_file
+from paucal.data.boxes.naming import ImageFinder, MissingImage, explain_foreign_path, missing_image_error
+from paucal.data.boxes.tree import PEEK_BYTES, Tree, contains_json_key
+from paucal.data.splits.part_names import split_of_file
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, short_repr, was_or_were
 
@@ -44,9 +44,13 @@ OTHER_TASKS = ("captions", "person_keypoints", "image_info", "panoptic", "stuff"
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
     """Return the JSON files that have COCO's entries, or a name such as "instances_train.json"."""
     json_files = [file for file in files if file.lower().endswith(".json")]
-    candidates = [file for file in json_files if any(mentions(tree.peek(file, HEAD_BYTES), name) for name in ENTRIES)]
-    recognised = {file for file in candidates if all(mentions(tree.peek(file, PEEK_BYTES), name) for name in ENTRIES)}
-    recognised = {file for file in recognised if not mentions(tree.peek(file, PEEK_BYTES), SEGMENTS)}
+    candidates = [
+        file for file in json_files if any(contains_json_key(tree.peek(file, HEAD_BYTES), name) for name in ENTRIES)
+    ]
+    recognised = {
+        file for file in candidates if all(contains_json_key(tree.peek(file, PEEK_BYTES), name) for name in ENTRIES)
+    }
+    recognised = {file for file in recognised if not contains_json_key(tree.peek(file, PEEK_BYTES), SEGMENTS)}
     return [file for file in json_files if file in recognised or _COCO_NAME.fullmatch(file.rpartition("/")[2].lower())]
 
 
@@ -55,7 +59,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     box_files = files
     if any(_name_starts_with(file, INSTANCES) for file in files):
         box_files = [file for file in files if not _name_starts_with(file, *OTHER_TASKS)]
-    finder = ImageNames(tree.images, tree)
+    finder = ImageFinder(tree.images, tree)
     contents, notes = _drop_repeated_files([_FileReader(tree, file, finder).read() for file in box_files])
     images: dict[str, AnnotatedImage] = {}
     for content in contents:
@@ -95,10 +99,10 @@ def _drop_repeated_files(contents: Sequence[AnnotationSet]) -> tuple[list[Annota
 class _FileReader:
     """Reader of one JSON file; raises a UserError if the file is invalid."""
 
-    def __init__(self, tree: Tree, file: str, finder: ImageNames) -> None:
+    def __init__(self, tree: Tree, file: str, finder: ImageFinder) -> None:
         self._tree, self._file, self._finder = tree, file, finder
         self._shown_path = tree.shown_path(file)
-        self._part = part_of_file(file)
+        self._part = split_of_file(file)
 
     def read(self) -> AnnotationSet:
         """Return the images, boxes and classes in the file."""
@@ -112,13 +116,13 @@ class _FileReader:
             notes.append(f"the boxes of {self._file} have scores, like the predictions of a detector")
         for row in boxes:
             self._add_box(row, images, categories)
-        self._refuse_right_and_bottom(images.values())
+        self._refuse_xyxy_boxes(images.values())
         return AnnotationSet(list(images.values()), class_numbers, tuple(notes))
 
     def _error(self, problem: str) -> UserError:
         return UserError(f"{self._shown_path!r} has {problem}.")
 
-    def _refuse_right_and_bottom(self, images: Iterable[AnnotatedImage]) -> None:
+    def _refuse_xyxy_boxes(self, images: Iterable[AnnotatedImage]) -> None:
         """Refuse a file whose boxes seem to be left, top, right, bottom instead of left, top, width, height.
 
         Some programs write such boxes, contrary to the format. The boxes are recognised if many boxes end outside the
@@ -174,14 +178,14 @@ class _FileReader:
             # Some programs write 0 for an unknown size.
             sides = (_finite_number(row.get(name)) for name in ("height", "width"))
             size = positive_size(*(None if side is None else int(side) for side in sides))
-            images[image_id] = AnnotatedImage("", size=size, declared=self._part, source=self._file)
+            images[image_id] = AnnotatedImage("", size=size, declared_split=self._part, source=self._file)
         keys = self._finder.find_images([row["file_name"] for row in rows], self._file, self._part)
         for row, key, image in zip(rows, keys, images.values(), strict=True):
             if key is None:
                 name = row["file_name"]
                 if problem := explain_foreign_path(name):
                     raise MissingImage(f"{self._shown_path!r} names the image {name[:120]!r}, {problem}.")
-                raise missing_image(self._tree, self._file, name)
+                raise missing_image_error(self._tree, self._file, name)
             image.key = key
         return images
 

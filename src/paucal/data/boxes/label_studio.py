@@ -28,11 +28,11 @@ from paucal.data.boxes.annotations import (
     run_lengths_of,
     unread_shapes_notes,
 )
-from paucal.data.boxes.naming import ImageNames, missing_image
+from paucal.data.boxes.naming import ImageFinder, missing_image_error
 from paucal.data.boxes.tree import PEEK_BYTES, Tree, ascii_bytes
 from paucal.data.classes import plain_name
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
-from paucal.data.splits.part_names import part_of_file
+from paucal.data.splits.part_names import split_of_file
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -69,7 +69,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 
     If an image has several annotations, the annotation marked as ground truth is read, or else the last annotation.
     """
-    finder = ImageNames(tree.images, tree)
+    finder = ImageFinder(tree.images, tree)
     images: dict[str, AnnotatedImage] = {}
     special_cases: Counter[str] = Counter()
     unread: Counter[str] = Counter()
@@ -80,11 +80,11 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         shown_path = tree.shown_path(file)
         tasks = list(_read_tasks(content, shown_path, special_cases))
         keys = _find_images(tasks, finder, tree, file)
-        store = tree.store(keys)
+        store = tree.make_store(keys)
         for number, (task, key) in enumerate(zip(tasks, keys, strict=True)):
             sizes = (positive_size(value.get("original_height"), value.get("original_width")) for value in task.values)
             size = next(filter(None, sizes), None)
-            image = AnnotatedImage(key, size=size, source=file, declared=part_of_file(file))
+            image = AnnotatedImage(key, size=size, source=file, declared_split=split_of_file(file))
             for value in task.values:
                 _add_region(image, value, _RegionContext(shown_path, key, image.size or store.size(number)), unread)
             add_image(images, image, tree.shown_root)
@@ -162,9 +162,9 @@ def _values_of_short_form(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]
             yield {"choices": [value]}
 
 
-def _find_images(tasks: Sequence[_Task], finder: ImageNames, tree: Tree, file: str) -> list[str]:
+def _find_images(tasks: Sequence[_Task], finder: ImageFinder, tree: Tree, file: str) -> list[str]:
     """Return the key of each task's image, found by its path or URL, or else by the uploaded file's name."""
-    part = part_of_file(file)
+    part = split_of_file(file)
     paths = [_LOCAL_FILE_URL.sub("", task.image) for task in tasks]
     # URLs may be percent-encoded, but a file with exactly the name in the URL is preferred.
     keys_of_paths = finder.find_images(paths, file, part)
@@ -173,7 +173,7 @@ def _find_images(tasks: Sequence[_Task], finder: ImageNames, tree: Tree, file: s
     for task, key in zip(tasks, finder.find_images(decoded, file, part), strict=True):
         image = key or next(iter(finder.find_images([task.upload_name], file, part)), None)
         if image is None:
-            raise missing_image(tree, file, task.image)
+            raise missing_image_error(tree, file, task.image)
         keys.append(image)
     return keys
 

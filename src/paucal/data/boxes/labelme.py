@@ -18,7 +18,7 @@ from paucal.data.boxes.annotations import (
     unread_shapes_notes,
 )
 from paucal.data.boxes.naming import assign_keys
-from paucal.data.boxes.tree import Tree, mentions
+from paucal.data.boxes.tree import Tree, contains_json_key
 from paucal.data.classes import plain_name
 from paucal.types import UserError
 
@@ -37,7 +37,9 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
     The other files may be damaged LabelMe files, which are then reported.
     """
     json_files = [file for file in files if file.lower().endswith(JSON_SUFFIX)]
-    recognised = {file for file in json_files if all(mentions(tree.peek(file, HEAD_BYTES), name) for name in ENTRIES)}
+    recognised = {
+        file for file in json_files if all(contains_json_key(tree.peek(file, HEAD_BYTES), name) for name in ENTRIES)
+    }
     folders = {file.rpartition("/")[0] for file in recognised}
     stems = {image.rpartition(".")[0] for image in tree.images} if recognised else set()
     files_of_images = {

@@ -12,7 +12,7 @@ from paucal.data.boxes.tree import Tree
 from paucal.data.sources.folder import IMAGE_FOLDERS
 from paucal.data.sources.locating import UPLOAD_PREFIX, fold_name
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
-from paucal.data.splits.part_names import part_fits, part_of_folders
+from paucal.data.splits.part_names import fits_split, split_in_folders
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -29,7 +29,7 @@ class MissingImage(UserError):
     """Error for an image that an annotation file names but that does not exist."""
 
 
-def missing_image(tree: Tree, file: str, name: str) -> MissingImage:
+def missing_image_error(tree: Tree, file: str, name: str) -> MissingImage:
     """Return the error for an image that the annotation file `file` describes, but that does not exist."""
     return MissingImage(
         f"{tree.shown_path(file)!r} describes {name[:120]!r}, but there is no such image in {tree.shown_root!r}: add "
@@ -79,7 +79,7 @@ def explain_foreign_path(name: str) -> str:
     return ""
 
 
-class ImageNames:
+class ImageFinder:
     """Finds files, usually images, by the names that annotation files give.
 
     Args:
@@ -151,7 +151,7 @@ class ImageNames:
         paths: list[str | None] = []
         for matches in matches_per_name:
             paths_in_main = [match.path for match in matches if match.base == main_base]
-            candidates = paths_in_main or [match.path for match in matches if part_fits(match.path, part)]
+            candidates = paths_in_main or [match.path for match in matches if fits_split(match.path, part)]
             paths.append(candidates[0] if len(candidates) == 1 else None)
         n_named = Counter(path.rpartition("/")[0] for path in paths if path is not None)
         for index, (path, matches) in enumerate(zip(paths, matches_per_name, strict=True)):
@@ -166,7 +166,7 @@ class ImageNames:
         counts = Counter(match.base for matches in matches_per_name for match in matches)
         if not counts:
             return None
-        fitting_counts = {base: count for base, count in counts.items() if part_fits(f"{base}/", part)} or counts
+        fitting_counts = {base: count for base, count in counts.items() if fits_split(f"{base}/", part)} or counts
         # Half of the matched names, or fewer if no folder has half of them.
         min_count = min(max(fitting_counts.values()), -(-sum(map(bool, matches_per_name)) // 2))
         ranked = sorted(
@@ -195,10 +195,10 @@ class ImageNames:
         stem = PurePosixPath(file).stem
         names = [name for name in stated_names if name]
         candidates = [*((name, False) for name in names), *((name, True) for name in names), (stem, True)]
-        part = part_of_folders(file)
+        part = split_in_folders(file)
         for are_near in (True, False):
             for name, by_stem in candidates:
-                paths = [match.path for match in self.find_matches(name, by_stem) if part_fits(match.path, part)]
+                paths = [match.path for match in self.find_matches(name, by_stem) if fits_split(match.path, part)]
                 paths = [path for path in paths if not self._has_other_folders(path, file)]
                 ranks = {path: _folder_rank(path, file) for path in paths}
                 paths = [path for path in paths if (ranks[path] <= 1) == are_near]
@@ -244,7 +244,7 @@ def _folder_distance(base: str, file: str, part: str) -> int:
         return 1
     if name and (stem == name or stem.endswith((f"_{name}", f"-{name}"))):  # instances_train2017.json and train2017/
         return 2
-    if part and part_of_folders(f"{base}/") == part:
+    if part and split_in_folders(f"{base}/") == part:
         return 3
     return 4 if base == parent or (name in IMAGE_FOLDERS and base.rpartition("/")[0] == parent) else 5
 
@@ -265,7 +265,7 @@ def assign_images(tree: Tree, stated_names: Mapping[str, Sequence[str]]) -> tupl
         tree: Files of the data set.
         stated_names: Names of the described image in each annotation file, the most likely first.
     """
-    finder = ImageNames(tree.images, tree)
+    finder = ImageFinder(tree.images, tree)
     images_by_file = {file: finder.find_described_image(file, names) for file, names in stated_names.items()}
     keys = {file: key for file, key in images_by_file.items() if key is not None}
     files_by_image: dict[str, list[str]] = {}

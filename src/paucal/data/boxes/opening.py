@@ -14,13 +14,13 @@ import numpy as np
 from paucal.data.boxes import coco, label_studio, labelme, table, xml_layouts, yolo
 from paucal.data.boxes.annotations import AnnotationSet, Layout
 from paucal.data.boxes.naming import LABEL_FOLDERS, MissingImage
-from paucal.data.boxes.parts import assign_parts
+from paucal.data.boxes.parts import assign_splits
 from paucal.data.boxes.tree import Tree, ascii_bytes, folder_tree, open_tree
 from paucal.data.images import ImageSet
 from paucal.data.sources.archive import ARCHIVE_SUFFIXES, is_archive
 from paucal.data.sources.folder import IMAGE_FOLDERS
 from paucal.data.sources.labels import labels_from_names
-from paucal.data.splits.part_names import part_of_folders
+from paucal.data.splits.part_names import split_in_folders
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, left_out_notes, was_or_were
 
@@ -99,7 +99,7 @@ class AnnotationFiles:
         """Whether all files are in folders that may be named after classes."""
         folders = [file.rpartition("/")[0] for file in self.files]
         names = {name for folder in folders for name in folder.lower().split("/")}
-        return all(folders) and names.isdisjoint(STRUCTURE_FOLDERS) and not any(map(part_of_folders, self.files))
+        return all(folders) and names.isdisjoint(STRUCTURE_FOLDERS) and not any(map(split_in_folders, self.files))
 
 
 def find_annotation_files(path: Path) -> AnnotationFiles | None:
@@ -162,12 +162,12 @@ def read_boxes(path: Path) -> tuple[Tree, AnnotationSet]:
         count = counted(len(other_files), "annotation file")
         other_set = f"of another set in {root_of_set(other_files[0])!r}"
         notes.append(f"{count} {other_set} {was_or_were(len(other_files))} skipped")
-    return tree, assign_parts(replace(annotations, notes=tuple(notes)), tree)
+    return tree, assign_splits(replace(annotations, notes=tuple(notes)), tree)
 
 
 def open_annotated_images(path: Path) -> ImageSet:
     """Return the images that the annotation files at a path describe, without labels."""
-    return unlabelled_images(*read_boxes(path))
+    return as_unlabelled_set(*read_boxes(path))
 
 
 def open_tagged_images(path: Path) -> ImageSet | None:
@@ -185,7 +185,7 @@ def open_tagged_images(path: Path) -> ImageSet | None:
     is_multi_label = any(len(set(names)) > 1 for names in tags)
     rows = [index for index, names in enumerate(tags) if names or is_multi_label]
     labels = labels_from_names([tags[index] for index in rows], is_multi_label, f"from {files.name}")
-    images = unlabelled_images(tree, annotations).select(np.asarray(rows, dtype=np.int64))
+    images = as_unlabelled_set(tree, annotations).select(np.asarray(rows, dtype=np.int64))
     notes = left_out_notes(len(tags) - len(rows), "image without a label", "images without a label")
     all_notes = (f"read from {files.shown_path}", *images.notes, *notes, *labels.notes)
     return replace(
@@ -193,11 +193,13 @@ def open_tagged_images(path: Path) -> ImageSet | None:
     )
 
 
-def unlabelled_images(tree: Tree, annotations: AnnotationSet) -> ImageSet:
+def as_unlabelled_set(tree: Tree, annotations: AnnotationSet) -> ImageSet:
     """Return the images that annotation files describe, as a set without labels and boxes."""
-    keys, declared = [image.key for image in annotations.images], [image.declared for image in annotations.images]
+    keys, declared = [image.key for image in annotations.images], [image.declared_split for image in annotations.images]
     labels = np.full(len(keys), -1, dtype=np.int64)
-    return ImageSet(tree.name, tree.location, (), keys, labels, declared, tree.store(keys), notes=annotations.notes)
+    return ImageSet(
+        tree.name, tree.location, (), keys, labels, declared, tree.make_store(keys), notes=annotations.notes
+    )
 
 
 def root_of_set(file: str) -> str:
@@ -212,7 +214,7 @@ def root_of_set(file: str) -> str:
     folders = file.split("/")[:-1]
     index = next((index for index, folder in enumerate(folders) if folder.lower() in STRUCTURE_FOLDERS), 0)
     parents = folders[:index]
-    while parents and part_of_folders(f"{parents[-1]}/"):
+    while parents and split_in_folders(f"{parents[-1]}/"):
         parents.pop()
     return "/".join(parents)
 
@@ -258,13 +260,13 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
     tree_of_parent = folder_tree(file.parent)
     layout = next((layout for layout in layouts if layout.find(tree_of_parent, [file.name])), layouts[0])
     if (tree := layout.tree(file)) is not None:
-        return tree, assign_parts(layout.read(tree, [str(file.absolute())]), tree)
+        return tree, assign_splits(layout.read(tree, [str(file.absolute())]), tree)
     problem: UserError | None = None
     for root in layout.roots(file):
         try:
             tree = tree_of_parent if root == file.parent else folder_tree(root)
             path = file.relative_to(root).as_posix() if file.is_relative_to(root) else str(file.absolute())
-            annotations = assign_parts(layout.read(tree, [path]), tree)
+            annotations = assign_splits(layout.read(tree, [path]), tree)
         except MissingImage as error:
             problem = problem or error
         except UserError:
@@ -272,8 +274,8 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
                 raise
         else:
             # Images that are all in one split, as in "train.json", are treated as if no split were declared.
-            if len({image.declared for image in annotations.images}) == 1:
-                images = [replace(image, declared="") for image in annotations.images]
+            if len({image.declared_split for image in annotations.images}) == 1:
+                images = [replace(image, declared_splits="") for image in annotations.images]
                 annotations = replace(annotations, images=images)
             return tree, annotations
     assert problem is not None

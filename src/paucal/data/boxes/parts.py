@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from paucal.data.boxes.annotations import AnnotatedImage, AnnotationSet
-from paucal.data.boxes.naming import ImageNames
+from paucal.data.boxes.naming import ImageFinder
 from paucal.data.boxes.tree import Tree
-from paucal.data.splits.part_names import PART_BY_WORD, TRAINVAL, part_of_folders
+from paucal.data.splits.part_names import PART_BY_WORD, TRAINVAL, split_in_folders
 from paucal.types import UserError
 from paucal.wording import counted, was_or_were
 
@@ -19,7 +19,7 @@ _CLASS_MARK = re.compile(r"\s+-?[01]$")  # 1, 0 or -1 after each image in Pascal
 _GAP_BEFORE_ANNOTATION = re.compile(r"\s+(?=\S.*\.(?:xml|json|txt)$)", re.IGNORECASE)
 
 
-def assign_parts(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
+def assign_splits(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
     """Assign splits to images: by the annotation files, else by list files, else by the folders of the images.
 
     If any image belongs to a split, images without a split are left out, with a note.
@@ -29,15 +29,15 @@ def assign_parts(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
             an image.
     """
     images, notes = annotations.images, list(annotations.notes)
-    if not any(image.declared for image in images):
+    if not any(image.declared_split for image in images):
         parts, list_notes = _read_part_lists(images, tree)
         if not parts:
-            parts = {image.key: part_of_folders(image.key) for image in images}
+            parts = {image.key: split_in_folders(image.key) for image in images}
             # The folder of one split beside other images does not declare a split.
             parts = {} if len(set(parts.values()) - {""}) < 2 and "" in parts.values() else parts
-        images = [replace(image, declared=parts.get(image.key, "")) for image in images]
+        images = [replace(image, declared_splits=parts.get(image.key, "")) for image in images]
         notes += list_notes
-    images_with_part = [image for image in images if image.declared]
+    images_with_part = [image for image in images if image.declared_split]
     if not images_with_part or len(images_with_part) == len(images):
         return replace(annotations, images=images, notes=tuple(notes))
     n_left_out = len(images) - len(images_with_part)
@@ -99,11 +99,11 @@ class _ListedImageFinder:
 
     def __init__(self, images: Sequence[AnnotatedImage], tree: Tree) -> None:
         self._tree = tree
-        self._keys = ImageNames([image.key for image in images], tree)
+        self._keys = ImageFinder([image.key for image in images], tree)
         key_by_file = {image.source: image.key for image in images}
         # If an annotation file describes several images, the name of the file does not identify an image.
         self._key_by_file = key_by_file if len(key_by_file) == len(images) else {}
-        self._files = ImageNames(self._key_by_file, tree)
+        self._files = ImageFinder(self._key_by_file, tree)
 
     def find(self, line: str, file: str) -> str | None:
         """Return the key of the image that a line in the list `file` names; None if no image with boxes matches."""

@@ -23,13 +23,13 @@ from paucal.data.boxes.annotations import (
     parse_number,
     positive_size,
 )
-from paucal.data.boxes.naming import ImageNames, MissingImage, missing_image
+from paucal.data.boxes.naming import ImageFinder, MissingImage, missing_image_error
 from paucal.data.boxes.tree import Tree, folder_tree
 from paucal.data.classes import plain_name
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.sources.table_columns import refuse_repeated_columns
 from paucal.data.sources.table_reading import TableRow, csv_rows
-from paucal.data.splits.part_names import PART_BY_WORD, part_of_file
+from paucal.data.splits.part_names import PART_BY_WORD, split_of_file
 from paucal.reading import decode_text, read_decoded
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted
@@ -109,7 +109,7 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     """Read the tables of a data set; each table may be for one split (train, val or test)."""
-    finder = ImageNames(tree.images, tree)
+    finder = ImageFinder(tree.images, tree)
     images: dict[str, AnnotatedImage] = {}
     notes: list[str] = []
     for file in files:
@@ -122,16 +122,16 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
             form, note = _detect_form_of_lists(boxes, size_of, file)
             row_notes.append(note)
         if form == CORNER_AND_SIZE:
-            _refuse_centres(boxes, size_of, tree.shown_path(file))
-            rows = [row if row.box is None else row._replace(box=_to_edges(row.box)) for row in rows]
+            _refuse_cxcywh_boxes(boxes, size_of, tree.shown_path(file))
+            rows = [row if row.box is None else row._replace(box=_xywh_to_xyxy(row.box)) for row in rows]
         notes += row_notes
         are_fractions = _are_fractions(rows, tree.shown_path(file))
         for row, key in zip(rows, keys, strict=True):
             if key not in file_images:
-                file_images[key] = AnnotatedImage(key, size=row.size, declared=row.part, source=file)
+                file_images[key] = AnnotatedImage(key, size=row.size, declared_split=row.part, source=file)
                 add_image(images, file_images[key], tree.shown_root)
-            if row.part != file_images[key].declared:
-                parts = row.part or "no split", file_images[key].declared or "no split"
+            if row.part != file_images[key].declared_split:
+                parts = row.part or "no split", file_images[key].declared_split or "no split"
                 raise UserError(
                     f"line {row.line} of {tree.shown_path(file)!r} puts {row.image[:120]!r} into {parts[0]}, and an "
                     f"earlier line puts it into {parts[1]}: give each image one split."
@@ -242,7 +242,7 @@ def _read_rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list
     form = next(form for form in FORMS if set(form) <= columns.keys())
     if "name" not in columns:
         notes.append(f"{file} has no column of classes, so all boxes have the class {DEFAULT_CLASS!r}")
-    part, box_rows = part_of_file(file), []
+    part, box_rows = split_of_file(file), []
     for line, cells in chain(first_rows[bool(named_columns) :], rows):
         if len(cells) <= max(columns.values()):
             count = counted(len(cells), "cell")
@@ -287,7 +287,7 @@ def _parse_row(cells: Mapping[str, str], form: Sequence[str], line: int, shown_p
     )
 
 
-def _to_edges(box: Corners) -> Corners:
+def _xywh_to_xyxy(box: Corners) -> Corners:
     """Convert a box of left, top, width and height to left, top, right and bottom."""
     left, top, width, height = box
     return left, top, left + width, top + height
@@ -296,7 +296,7 @@ def _to_edges(box: Corners) -> Corners:
 def _size_reader(tree: Tree, keys: Sequence[str]) -> _SizeOf:
     """Return a cached function that reads the (height, width) of the image with a key from the header of the file."""
     unique = list(dict.fromkeys(keys))
-    positions, store = {key: index for index, key in enumerate(unique)}, tree.store(unique)
+    positions, store = {key: index for index, key in enumerate(unique)}, tree.make_store(unique)
     return cache(lambda key: store.size(positions[key]))
 
 
@@ -308,13 +308,13 @@ def _detect_form_of_lists(boxes: Sequence[_BoxAndKey], size_of: _SizeOf, file: s
     """
     # Few boxes are valid in both forms, so usually only a few image headers are read.
     are_edges = all(_are_valid_edges(box, size_of(key)) for box, key in boxes)
-    have_sizes = not are_edges or all(_are_valid_edges(_to_edges(box), size_of(key)) for box, key in boxes)
+    have_sizes = not are_edges or all(_are_valid_edges(_xywh_to_xyxy(box), size_of(key)) for box, key in boxes)
     form = CORNER_AND_SIZE if have_sizes else EDGES
     meaning = "left, top, right, bottom" if form == EDGES else "left, top, width, height, as in COCO JSON"
     return form, f"the boxes of {file} are read as {meaning}"
 
 
-def _refuse_centres(boxes: Sequence[_BoxAndKey], size_of: _SizeOf, shown_path: str) -> None:
+def _refuse_cxcywh_boxes(boxes: Sequence[_BoxAndKey], size_of: _SizeOf, shown_path: str) -> None:
     """Refuse boxes of x, y, width and height if x and y seem to be the centres of the boxes.
 
     They seem to be centres if some boxes would end outside their images with x and y as corners, but no box with x and
@@ -323,7 +323,7 @@ def _refuse_centres(boxes: Sequence[_BoxAndKey], size_of: _SizeOf, shown_path: s
     are_fractions = all(max(box) <= 1 for box, _ in boxes)
 
     def ends_inside(box: Corners, key: str) -> bool:
-        left, top, right, bottom = _to_edges(box)
+        left, top, right, bottom = _xywh_to_xyxy(box)
         height, width = (1, 1) if are_fractions else size_of(key)
         x_margin, y_margin = (MAX_EDGE - 1) * width, (MAX_EDGE - 1) * height
         is_inside = left >= -x_margin and top >= -y_margin
@@ -347,12 +347,12 @@ def _are_valid_edges(box: Corners, size: tuple[int, int]) -> bool:
     return left <= right <= MAX_EDGE * width and top <= bottom <= MAX_EDGE * height
 
 
-def _find_image_keys(tree: Tree, finder: ImageNames, file: str, rows: Sequence[_Row]) -> list[str]:
+def _find_image_keys(tree: Tree, finder: ImageFinder, file: str, rows: Sequence[_Row]) -> list[str]:
     unique = list(dict.fromkeys(row.image for row in rows))
-    keys = dict(zip(unique, finder.find_images(unique, file, part_of_file(file)), strict=True))
+    keys = dict(zip(unique, finder.find_images(unique, file, split_of_file(file)), strict=True))
     for row in rows:
         if keys[row.image] is None:
-            raise missing_image(tree, file, row.image)
+            raise missing_image_error(tree, file, row.image)
     return [key for row in rows if (key := keys[row.image]) is not None]
 
 

@@ -30,7 +30,7 @@ class Tree:
         read: Function (path, limit) that returns the content of a file, or raises a UserError if the file has more
             bytes than the limit.
         peek: Function (path, count) that returns the first and the last `count` bytes of a file.
-        store: Function (paths) that returns a store of the images at these paths.
+        make_store: Function (paths) that returns a store of the images at these paths.
         is_inside: Function (path) that returns whether a file is inside the location, also after links are followed.
         notes: Sentences for the user on files that were left out.
     """
@@ -41,7 +41,7 @@ class Tree:
     files: tuple[str, ...]
     read: Callable[[str, int], bytes]
     peek: Callable[[str, int], bytes]
-    store: Callable[[list[str]], EncodedStore]
+    make_store: Callable[[list[str]], EncodedStore]
     is_inside: Callable[[str], bool]
     notes: tuple[str, ...] = ()
 
@@ -59,15 +59,15 @@ class Tree:
         text, _, note = decode_text(self.read(path, max_bytes), self.shown_path(path))
         return text, [note] if note else []
 
-    def read_lines(self, path: str, blank: bool = False) -> tuple[list[str], list[str]]:
+    def read_lines(self, path: str, keep_blank: bool = False) -> tuple[list[str], list[str]]:
         """Return the lines of a text file, and a list with a note if the encoding of the file was guessed.
 
-        White space at the ends of lines is removed. Empty lines are left out unless `blank` is True, which is needed if
-        the position of a line matters.
+        White space at the ends of lines is removed. Empty lines are left out unless `keep_blank` is True, which is
+        needed if the position of a line matters.
         """
         text, notes = self.read_text(path, MAX_LIST_BYTES)
         lines = [line.strip() for line in re.split(r"\r\n|\r|\n", text)]
-        return [line for line in lines if line or blank], notes
+        return [line for line in lines if line or keep_blank], notes
 
     def read_json(self, path: str, max_bytes: int, advice: str) -> tuple[Any, list[str]]:
         """Return the content of a JSON file, and a list with a note if the encoding of the file was guessed.
@@ -101,7 +101,7 @@ def folder_tree(root: Path, files: Sequence[str] | None = None) -> Tree:
         files=tuple(sorted(find_files(root)) if files is None else files),
         read=lambda path, max_bytes: read_bytes(root / path, max_bytes),
         peek=lambda path, count: _peek_ends(root / path, count),
-        store=lambda keys: FileStore(root, keys),
+        make_store=lambda keys: FileStore(root, keys),
         is_inside=lambda path: (root / path).resolve().is_relative_to(real_root),
     )
 
@@ -128,7 +128,7 @@ def _archive_tree(file: Path) -> Tree:
         files=tuple(files),
         read=read,
         peek=peek,
-        store=lambda keys: ArchiveStore(file.resolve(), [files[key] for key in keys]),
+        make_store=lambda keys: ArchiveStore(file.resolve(), [files[key] for key in keys]),
         is_inside=lambda path: True,
         notes=notes,
     )
@@ -139,7 +139,7 @@ def ascii_bytes(content: bytes) -> bytes:
     return content.replace(b"\0", b"").lstrip(b"\xef\xbb\xbf\xff\xfe")
 
 
-def mentions(content: bytes, name: str) -> bool:
+def contains_json_key(content: bytes, name: str) -> bool:
     """Return whether the bytes of a JSON file contain an entry's name in quotes."""
     return f'"{name}"'.encode() in ascii_bytes(content)
 

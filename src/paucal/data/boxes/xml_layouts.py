@@ -22,10 +22,10 @@ from paucal.data.boxes.annotations import (
     shorten_notes,
     unread_shapes_notes,
 )
-from paucal.data.boxes.naming import ImageNames, assign_keys, missing_image
+from paucal.data.boxes.naming import ImageFinder, assign_keys, missing_image_error
 from paucal.data.boxes.tree import Tree, ascii_bytes
 from paucal.data.classes import plain_name
-from paucal.data.splits.part_names import part_of_file, part_of_name
+from paucal.data.splits.part_names import split_in_name, split_of_file
 from paucal.reading import decode_text
 from paucal.types import UserError
 
@@ -76,7 +76,7 @@ def read_cvat(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     images: dict[str, AnnotatedImage] = {}
     notes: list[str] = []
     unread: Counter[str] = Counter()
-    finder = ImageNames(tree.images, tree)
+    finder = ImageFinder(tree.images, tree)
     for file in files:
         content, file_notes = parse_xml(tree, file)
         notes += file_notes
@@ -188,7 +188,7 @@ def _voc_size(content: ElementTree.Element, shown_path: str) -> tuple[int, int] 
 
 
 def _cvat_images(
-    content: ElementTree.Element, tree: Tree, file: str, finder: ImageNames, unread: Counter[str]
+    content: ElementTree.Element, tree: Tree, file: str, finder: ImageFinder, unread: Counter[str]
 ) -> list[AnnotatedImage]:
     """Return the images in a CVAT file; shapes without a box are counted by type in `unread`."""
     shown_path = tree.shown_path(file)
@@ -198,7 +198,7 @@ def _cvat_images(
             "images' with the frames."
         )
     items = content.findall("image")
-    part = part_of_file(file)
+    part = split_of_file(file)
     stated_names = [item.get("name", "") for item in items]
     # The export of a CVAT project has a folder of images for each subset.
     keys = finder.find_images([f"{item.get('subset', '')}/{item.get('name', '')}" for item in items], file, part)
@@ -210,9 +210,11 @@ def _cvat_images(
     images = []
     for item, key in zip(items, keys, strict=True):
         if key is None:
-            raise missing_image(tree, file, item.get("name", ""))
+            raise missing_image_error(tree, file, item.get("name", ""))
         size = _cvat_size(item, key, shown_path)
-        image = AnnotatedImage(key, size=size, declared=part_of_name(item.get("subset") or "") or part, source=file)
+        image = AnnotatedImage(
+            key, size=size, declared_split=split_in_name(item.get("subset") or "") or part, source=file
+        )
         for shape in item:
             if shape.tag != "tag":
                 _add_cvat_shape(image, shape, shown_path, unread)

@@ -17,7 +17,7 @@ from paucal.data.boxes.annotations import (
     shorten_notes,
     unique_class_names,
 )
-from paucal.data.boxes.naming import ImageNames, MissingImage, assign_images, normalise_name, split_path
+from paucal.data.boxes.naming import ImageFinder, MissingImage, assign_images, normalise_name, split_path
 from paucal.data.boxes.tree import Tree, ascii_bytes
 from paucal.data.classes import class_names_by_line, plain_name
 from paucal.data.sources.locating import UPLOAD_PREFIX
@@ -74,18 +74,18 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     label file also has no objects, as in Ultralytics' code.
     """
     config = _read_config(tree, files)
-    parts, notes = _images_by_part(config, tree, ImageNames(tree.images, tree)) if config.parts else ({}, [])
+    parts, notes = _split_by_image(config, tree, ImageFinder(tree.images, tree)) if config.parts else ({}, [])
     labels = _label_files(tree, tree.files if config.shown_path else files)
     keys, key_notes = assign_images(tree, {file: () for file in labels})
     notes += [*key_notes, *_unmatched_label_notes(tree, keys)]
     if not keys:
         raise MissingImage(f"{tree.shown_root!r} has no label files beside its images or in labels/: add label files.")
-    store = tree.store(list(keys.values()))
+    store = tree.make_store(list(keys.values()))
     images: list[AnnotatedImage] = []
     encoding_notes: list[str] = []
     for index, (file, key) in enumerate(keys.items()):
-        image = AnnotatedImage(key, declared=parts.get(key, ""), source=file)
-        lines, file_notes = tree.read_lines(file, blank=True)
+        image = AnnotatedImage(key, declared_split=parts.get(key, ""), source=file)
+        lines, file_notes = tree.read_lines(file, keep_blank=True)
         encoding_notes += file_notes
         for number, line in enumerate(lines, 1):
             if line:
@@ -94,7 +94,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     notes += shorten_notes(encoding_notes)
     labelled_keys = {image.key for image in images}
     if unlabelled := [key for key in parts if key not in labelled_keys]:
-        images += [AnnotatedImage(key, declared=parts[key], source=config.shown_path) for key in unlabelled]
+        images += [AnnotatedImage(key, declared_split=parts[key], source=config.shown_path) for key in unlabelled]
         count = counted(len(unlabelled), "image")
         notes.append(f"{count} without a label file {was_or_were(len(unlabelled))} read as having no objects")
     if config.names is not None:
@@ -204,7 +204,7 @@ def _names_of_text_files(tree: Tree) -> dict[int, str] | None:
 
 
 def _listed_names(tree: Tree, file: str) -> tuple[str, ...]:
-    return tuple(map(plain_name, class_names_by_line(tree.read_lines(file, blank=True)[0], tree.shown_path(file))))
+    return tuple(map(plain_name, class_names_by_line(tree.read_lines(file, keep_blank=True)[0], tree.shown_path(file))))
 
 
 def _check_names(names: Mapping[int, str], shown_path: str) -> dict[int, str]:
@@ -213,7 +213,7 @@ def _check_names(names: Mapping[int, str], shown_path: str) -> dict[int, str]:
     return unique_class_names(names)
 
 
-def _images_by_part(config: Config, tree: Tree, finder: ImageNames) -> tuple[dict[str, str], list[str]]:
+def _split_by_image(config: Config, tree: Tree, finder: ImageFinder) -> tuple[dict[str, str], list[str]]:
     """Return the split of each image that the YAML file names, by the key of the image, and notes."""
     parts: dict[str, str] = {}
     notes: list[str] = []
@@ -246,7 +246,7 @@ def _images_by_part(config: Config, tree: Tree, finder: ImageNames) -> tuple[dic
 
 
 def _find_images_of_entry(
-    value: str, config: Config, tree: Tree, finder: ImageNames, part: str, notes: list[str]
+    value: str, config: Config, tree: Tree, finder: ImageFinder, part: str, notes: list[str]
 ) -> set[str] | None:
     """Return the keys of the images of an entry in the YAML file; None if the entry leads to no image.
 

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.channels.arrays import ArrayShape, is_npy, is_tiff, npy_shape, read_npy, read_tiff, tiff_shape
-from paucal.data.channels.pixels import RGB, Planes, deep_values, image_from_pixels, is_deep, to_8_bits
+from paucal.data.channels.pixels import (
+    RGB,
+    MultichannelImage,
+    has_high_bit_depth,
+    high_bit_values,
+    image_from_pixels,
+    to_8_bits,
+)
 from paucal.data.decode import (
     DEFAULT_DECODE_OPTIONS,
     DecodeOptions,
@@ -21,11 +28,11 @@ from paucal.data.decode import (
     check_decodes,
     decode_reduced,
     decode_rgb,
-    decoding_errors,
     open_image,
     read_orientation,
     turn_upright,
     upright_rgb,
+    wrap_decoding_errors,
 )
 
 T = TypeVar("T")
@@ -42,14 +49,14 @@ def decode_image(source: ImageSource, name: str, reading: DecodeOptions = DEFAUL
     if reading.channels == RGB and not is_npy(source):
         return _decode_or_report_channels(lambda: decode_rgb(source, name, reading), source)
     values = channel_values(source, name, reading.channels)
-    with decoding_errors(name):
+    with wrap_decoding_errors(name):
         return image_from_values(values, reading)
 
 
 def image_shape(source: ImageSource, name: str) -> tuple[int, int]:
     """Return the upright (height, width) from the header, without decoding the pixels."""
     array = array_shape(source, name)
-    return read_orientation(source, name).upright if array is None else (array.height, array.width)
+    return read_orientation(source, name).upright_size if array is None else (array.height, array.width)
 
 
 def check_image(source: ImageSource, name: str, reading: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> None:
@@ -71,7 +78,7 @@ def decode_for_display(
     if array is None:
         return decode_reduced(source, name, side, value_range)
     values = channel_values(source, name, array.channels)
-    with decoding_errors(name):
+    with wrap_decoding_errors(name):
         ranges = (
             None if values.dtype.itemsize == 1 else tuple(value_range_of(values[..., c]) for c in range(array.channels))
         )
@@ -82,7 +89,7 @@ def decode_for_display(
 
 def array_shape(source: ImageSource, name: str) -> ArrayShape | None:
     """Return the shape in the header of an image that is read as an array; None if Pillow reads the image."""
-    with decoding_errors(name):
+    with wrap_decoding_errors(name):
         if is_npy(source):
             return npy_shape(source)
         if is_tiff(source) and not _pillow_can_read(source, name):
@@ -92,7 +99,7 @@ def array_shape(source: ImageSource, name: str) -> ArrayShape | None:
 
 def channel_values(source: ImageSource, name: str, channels: int) -> NDArray[np.generic]:
     """Return the (H, W, channels) values of an image; a grey channel is repeated if `channels` is 3."""
-    with decoding_errors(name):
+    with wrap_decoding_errors(name):
         values = read_npy(source, channels) if is_npy(source) else _pillow_values(source, name, channels)
         if values is None and not is_tiff(source):
             raise ValueError(f"Pillow cannot read the image with {channels} channels, {_expected_channels(channels)}")
@@ -107,11 +114,11 @@ def _adapt_channels(values: NDArray[np.generic], channels: int) -> NDArray[np.ge
     return values
 
 
-def deep_channel_values(source: ImageSource, name: str, channels: int = RGB) -> NDArray[np.generic] | None:
+def high_bit_channel_values(source: ImageSource, name: str, channels: int = RGB) -> NDArray[np.generic] | None:
     """Return the (H, W[, C]) values of an image with more than 8 bits per channel; None if the image has 8 bits."""
     if channels == RGB and not is_npy(source):
         with open_image(source, name) as image:
-            return deep_values(image) if is_deep(image) else None
+            return high_bit_values(image) if has_high_bit_depth(image) else None
     values = channel_values(source, name, channels)
     return None if values.dtype.itemsize == 1 else values
 
@@ -128,7 +135,7 @@ def image_from_values(values: NDArray[np.generic], reading: DecodeOptions) -> Im
     if values.dtype == np.uint8:
         return reduce_size(image_from_pixels(values.astype(np.uint8, copy=False)), reading)
     planes = [to_8_bits(values[..., channel], ranges[channel]) for channel in range(values.shape[2])]
-    return reduce_size(Image.merge("RGB", planes) if len(planes) == RGB else Planes(planes), reading)
+    return reduce_size(Image.merge("RGB", planes) if len(planes) == RGB else MultichannelImage(planes), reading)
 
 
 def convert_image(image: Image.Image | NDArray[np.generic], reading: DecodeOptions) -> Image.Image:
@@ -138,7 +145,7 @@ def convert_image(image: Image.Image | NDArray[np.generic], reading: DecodeOptio
         if values.ndim != 3:
             raise ValueError(f"an array has {image.ndim} axes, expected (H, W) or (H, W, C)")
         return image_from_values(_adapt_channels(values, reading.channels), reading)
-    if isinstance(image, Planes):
+    if isinstance(image, MultichannelImage):
         if len(image.planes) != reading.channels:
             raise ValueError(f"the image has {len(image.planes)} channels, {_expected_channels(reading.channels)}")
         return reduce_size(image, reading)
@@ -185,8 +192,8 @@ def _pillow_values(source: ImageSource, name: str, channels: int) -> NDArray[np.
 
 
 def _pillow_image_values(image: Image.Image, channels: int) -> NDArray[np.generic] | None:
-    if is_deep(image):
-        values = np.atleast_3d(deep_values(image, opacity=True))
+    if has_high_bit_depth(image):
+        values = np.atleast_3d(high_bit_values(image, keep_alpha=True))
         return values if values.shape[2] == channels else None
     if channels not in MODES or (channels != GREY and image.mode not in ("LA", "RGBA", "PA", "P", "CMYK")):
         return None

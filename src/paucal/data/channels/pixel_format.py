@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.channels.arrays import NPY_SUFFIXES, TIFF_SUFFIXES, is_tiff
-from paucal.data.channels.decoding import array_shape, deep_channel_values, value_range_of
+from paucal.data.channels.decoding import array_shape, high_bit_channel_values, value_range_of
 from paucal.data.channels.pixels import RGB
 from paucal.data.decode import DecodeOptions, ImageSource, UnreadableImage
 from paucal.data.images import ImageSet, evenly_spaced
@@ -67,7 +67,7 @@ def describe_channels(channels: int) -> str:
     return f"images are read with {count}{note}; colour augmentations are off, since they only apply to RGB"
 
 
-def differs_in_depth(source: ImageSource, name: str, reading: DecodeOptions) -> bool:
+def differs_in_bit_depth(source: ImageSource, name: str, reading: DecodeOptions) -> bool:
     """Return whether an image has more than 8 bits per channel and a model's training images have not, or vice versa.
 
     Args:
@@ -76,31 +76,30 @@ def differs_in_depth(source: ImageSource, name: str, reading: DecodeOptions) -> 
         reading: How the model's training images were decoded.
     """
     try:
-        return (deep_channel_values(source, name, reading.channels) is not None) != _is_deep(reading)
+        return (high_bit_channel_values(source, name, reading.channels) is not None) != _has_high_bit_depth(reading)
     except UnreadableImage:
         return False
 
 
-def depth_notes(images: ImageSet, reading: DecodeOptions) -> list[str]:
+def bit_depth_notes(images: ImageSet, reading: DecodeOptions) -> list[str]:
     """Return a list with a note if sampled images differ in bits per channel from a model's training images."""
     n_other, sample = 0, images.sample(DEPTH_SAMPLE)
     for index in sample:
         store, position = locate_original(images.store, int(index))
         if isinstance(store, EncodedStore):
-            n_other += differs_in_depth(store.source(position), store.name(position), reading)
-    note = (
-        f"{describe_depth_difference(reading)} ({n_other} of {len(sample)} sampled images): predictions are unreliable"
-    )
+            n_other += differs_in_bit_depth(store.source(position), store.name(position), reading)
+    difference = describe_bit_depth_difference(reading)
+    note = f"{difference} ({n_other} of {len(sample)} sampled images): predictions are unreliable"
     return [note] if n_other else []
 
 
-def describe_depth_difference(reading: DecodeOptions, subject: str = "images have") -> str:
+def describe_bit_depth_difference(reading: DecodeOptions, subject: str = "images have") -> str:
     """Return a sentence about images whose bits per channel differ from those of a model's training images."""
-    actual, trained = ("8", "more") if _is_deep(reading) else ("more than 8", "8")
+    actual, trained = ("8", "more") if _has_high_bit_depth(reading) else ("more than 8", "8")
     return f"{subject} {actual} bits per channel, and the model was trained on images with {trained}"
 
 
-def _is_deep(reading: DecodeOptions) -> bool:
+def _has_high_bit_depth(reading: DecodeOptions) -> bool:
     return reading.value_range is not None or reading.channel_ranges is not None
 
 
@@ -117,7 +116,7 @@ class SampledValues:
     nodata_value: float | None = None
 
 
-def with_value_ranges(reading: DecodeOptions, images: ImageSet) -> tuple[DecodeOptions, list[str]]:
+def measure_value_ranges(reading: DecodeOptions, images: ImageSet) -> tuple[DecodeOptions, list[str]]:
     """Return `DecodeOptions` with value ranges, and notes on values that were left out because they mean "no data".
 
     The ranges are measured if `reading` has no ranges and images have more than 8 bits per channel. For this, evenly
@@ -127,7 +126,7 @@ def with_value_ranges(reading: DecodeOptions, images: ImageSet) -> tuple[DecodeO
     """
     if (reading.value_range if reading.channels == RGB else reading.channel_ranges) is not None:
         return reading, []
-    sampled = list(_sample_deep_images(images, reading.channels))
+    sampled = list(_sample_high_bit_images(images, reading.channels))
     if not sampled:
         return reading, []
     if reading.channels == RGB:
@@ -142,7 +141,7 @@ def with_value_ranges(reading: DecodeOptions, images: ImageSet) -> tuple[DecodeO
     return replace(reading, channel_ranges=tuple(ranges)), notes
 
 
-def _sample_deep_images(images: ImageSet, channels: int) -> Iterator[SampledValues]:
+def _sample_high_bit_images(images: ImageSet, channels: int) -> Iterator[SampledValues]:
     """Yield values of up to 32 images with more than 8 bits per channel, (n,) for RGB and grey, else (n, channels)."""
     sampled = map(int, images.sample(_MAX_HEADERS))
     encoded = [index for index in sampled if isinstance(locate(images.store, index)[0], EncodedStore)]
@@ -151,7 +150,7 @@ def _sample_deep_images(images: ImageSet, channels: int) -> Iterator[SampledValu
         store, position = locate(images.store, index)
         assert isinstance(store, EncodedStore)
         try:
-            values = deep_channel_values(store.source(position), store.name(position), channels)
+            values = high_bit_channel_values(store.source(position), store.name(position), channels)
         except UnreadableImage:
             continue
         if values is None:

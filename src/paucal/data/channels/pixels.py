@@ -27,7 +27,7 @@ _BITS_TAG, _ORIENTATION_TAG = 258, 274  # TIFF tags: bits of each channel, EXIF 
 _ALPHA_CHANNELS = (2, 4)  # numbers of channels for which the last channel is the opacity
 
 
-class Planes(Image.Image):
+class MultichannelImage(Image.Image):
     """An image of any number of channels, which Pillow treats as an RGB image of the first three channels.
 
     A single channel is shown as grey, and a missing third channel as black.
@@ -53,41 +53,45 @@ class Planes(Image.Image):
         self.im, self._mode, self._size = rgb.im, rgb.mode, rgb.size
 
     def __reduce__(self) -> Any:
-        return Planes, (self.planes,)
+        return MultichannelImage, (self.planes,)
 
-    def map_planes(self, function: Callable[[Image.Image], Image.Image]) -> "Planes":
+    def map_planes(self, function: Callable[[Image.Image], Image.Image]) -> "MultichannelImage":
         """Return the image with a function applied to every channel."""
-        return Planes([function(plane) for plane in self.planes])
+        return MultichannelImage([function(plane) for plane in self.planes])
 
-    def copy(self) -> "Planes":
+    def copy(self) -> "MultichannelImage":
         """Return a copy."""
         return self.map_planes(lambda plane: plane.copy())
 
-    def resize(self, *arguments: Any, **options: Any) -> "Planes":
+    def resize(self, *arguments: Any, **options: Any) -> "MultichannelImage":
         """Return the image at another size."""
         return self.map_planes(lambda plane: plane.resize(*arguments, **options))
 
-    def crop(self, box: Any = None) -> "Planes":
+    def crop(self, box: Any = None) -> "MultichannelImage":
         """Return a crop of the image; pixels of the crop that lie outside the image are 0."""
         return self.map_planes(lambda plane: plane.crop(box))
 
-    def transpose(self, method: Image.Transpose) -> "Planes":
+    def transpose(self, method: Image.Transpose) -> "MultichannelImage":
         """Return the image mirrored, or rotated by a multiple of 90 degrees."""
         return self.map_planes(lambda plane: plane.transpose(method))
 
-    def filter(self, filter: Any) -> "Planes":
+    def filter(self, filter: Any) -> "MultichannelImage":
         """Return the image with a Pillow filter applied to every channel."""
         return self.map_planes(lambda plane: plane.filter(filter))
 
-    def rotate(self, angle: float, *arguments: Any, fillcolor: Any = None, **options: Any) -> "Planes":
+    def rotate(self, angle: float, *arguments: Any, fillcolor: Any = None, **options: Any) -> "MultichannelImage":
         """Return the rotated image; `fillcolor` has a value for each channel."""
         planes = zip(self.planes, self._fill_values(fillcolor), strict=True)
-        return Planes([plane.rotate(angle, *arguments, fillcolor=fill, **options) for plane, fill in planes])
+        return MultichannelImage([plane.rotate(angle, *arguments, fillcolor=fill, **options) for plane, fill in planes])
 
-    def transform(self, size: Any, method: Any, *arguments: Any, fillcolor: Any = None, **options: Any) -> "Planes":
+    def transform(
+        self, size: Any, method: Any, *arguments: Any, fillcolor: Any = None, **options: Any
+    ) -> "MultichannelImage":
         """Return the image after a Pillow transform; `fillcolor` has a value for each channel."""
         planes = zip(self.planes, self._fill_values(fillcolor), strict=True)
-        return Planes([plane.transform(size, method, *arguments, fillcolor=fill, **options) for plane, fill in planes])
+        return MultichannelImage(
+            [plane.transform(size, method, *arguments, fillcolor=fill, **options) for plane, fill in planes]
+        )
 
     def _fill_values(self, fill: Any) -> Sequence[Any]:
         return fill if isinstance(fill, Sequence) else [fill] * len(self.planes)
@@ -97,12 +101,14 @@ def image_from_pixels(pixels: NDArray[np.uint8]) -> Image.Image:
     """Convert (H, W, C) pixels to a Pillow RGB image if C is 3, else to `Planes`."""
     if pixels.shape[2] == RGB:
         return Image.fromarray(pixels)
-    return Planes([Image.fromarray(np.ascontiguousarray(pixels[..., channel])) for channel in range(pixels.shape[2])])
+    return MultichannelImage(
+        [Image.fromarray(np.ascontiguousarray(pixels[..., channel])) for channel in range(pixels.shape[2])]
+    )
 
 
 def pixels_of(image: Image.Image) -> NDArray[np.uint8]:
     """Return all channels of an image as an (H, W, C) array; the pixels of `Planes` are copied."""
-    if isinstance(image, Planes):
+    if isinstance(image, MultichannelImage):
         return np.stack([np.asarray(plane) for plane in image.planes], axis=2)
     return np.asarray(image)
 
@@ -112,7 +118,9 @@ def moments_of(image: Image.Image) -> NDArray[np.float64]:
 
     The results are exact, since they are computed from the histogram of 256 levels.
     """
-    levels = [plane.histogram() for plane in image.planes] if isinstance(image, Planes) else image.histogram()
+    levels = (
+        [plane.histogram() for plane in image.planes] if isinstance(image, MultichannelImage) else image.histogram()
+    )
     counts = np.asarray(levels, dtype=np.float64).reshape(-1, 256)
     frequencies = counts / counts.sum(axis=1, keepdims=True)
     return np.stack([frequencies @ _LEVELS, frequencies @ np.square(_LEVELS)])
@@ -129,27 +137,27 @@ def paste_on_page(
         position: (left, top) of the image on the page.
         colour: Value of the page in each channel.
     """
-    if isinstance(image, Planes):
+    if isinstance(image, MultichannelImage):
         pages = [Image.new("L", size, value) for value in colour]
         for page, plane in zip(pages, image.planes, strict=True):
             page.paste(plane, position)
-        return Planes(pages)
+        return MultichannelImage(pages)
     page = Image.new("RGB", size, tuple(colour))
     page.paste(image, position)
     return page
 
 
-def is_deep(image: Image.Image) -> bool:
+def has_high_bit_depth(image: Image.Image) -> bool:
     """Return whether an image opened by Pillow has more than 8 bits per channel.
 
     The result is False for a colour image that Pillow has already decoded, since Pillow decodes colours to 8 bits.
     """
-    return image.mode == "F" or image.mode.startswith("I") or _has_deep_colours(image)
+    return image.mode == "F" or image.mode.startswith("I") or _has_16_bit_colours(image)
 
 
-def deep_values(image: Image.Image, opacity: bool = False) -> NDArray[np.generic]:
-    """Return the (H, W) or (H, W, 3) values of an `is_deep` image; with `opacity`, an alpha channel is kept."""
-    if not _has_deep_colours(image):
+def high_bit_values(image: Image.Image, keep_alpha: bool = False) -> NDArray[np.generic]:
+    """Return the (H, W) or (H, W, 3) values of an image of high bit depth, with alpha if `keep_alpha`."""
+    if not _has_16_bit_colours(image):
         return np.asarray(image)
     file = getattr(image, "fp")  # noqa: B009 (Pillow declares `fp` only for image files)
     file.seek(0)
@@ -162,7 +170,7 @@ def deep_values(image: Image.Image, opacity: bool = False) -> NDArray[np.generic
         raise ValueError(
             f"the image has values of shape {values.shape}, but its header says {image.width} x {image.height} pixels"
         )
-    if values.ndim == 3 and values.shape[2] in _ALPHA_CHANNELS and not opacity:
+    if values.ndim == 3 and values.shape[2] in _ALPHA_CHANNELS and not keep_alpha:
         values = values[..., :-1]
     return values[..., 0] if values.ndim == 3 and values.shape[2] == 1 else values
 
@@ -205,7 +213,7 @@ def open_tiff(source: bytes | Path, content: str) -> Any:
     return tifffile.TiffFile(io.BytesIO(source) if isinstance(source, bytes) else source)
 
 
-def _has_deep_colours(image: Image.Image) -> bool:
+def _has_16_bit_colours(image: Image.Image) -> bool:
     """Return whether this is a 16-bit colour image; Pillow would drop its lower bits or mix its planes."""
     tiles, colours = getattr(image, "tile", None), image.mode in ("RGB", "RGBA", "RGBX", "LA")
     if not colours or not tiles or getattr(image, "fp", None) is None:

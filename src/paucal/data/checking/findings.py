@@ -53,14 +53,14 @@ class CheckedSet:
     Attributes:
         images: N images.
         parts: (N,) split of each image: "train", "val", "test" or "unused".
-        declared: Whether the data set itself defines the splits.
+        has_declared_splits: Whether the data set itself defines the splits.
         origin: Phrase on how splits that are not declared were made: "as paucal train would divide them", or
             "not divided".
     """
 
     images: ImageSet
     parts: NDArray[np.str_]
-    declared: bool
+    has_declared_splits: bool
     origin: str = "as paucal train would divide them"
 
     def is_divided(self, group: Sequence[int]) -> bool:
@@ -101,12 +101,12 @@ def label_findings(checked: CheckedSet) -> list[Finding]:
     return [*findings, *_findings_on_name_groups(checked)]
 
 
-def split_finding(problem: UserError) -> Finding:
+def split_failure_finding(problem: UserError) -> Finding:
     """Return a `Finding` that a set cannot be divided into train, val and test, because of `problem`."""
     return refusal_finding("split", problem, "the images cannot be split: ")
 
 
-def size_findings(sizes: np.ndarray, img_size: int, positions: np.ndarray) -> list[Finding]:
+def small_image_findings(sizes: np.ndarray, img_size: int, positions: np.ndarray) -> list[Finding]:
     """Return a list with a `Finding` about images that must be enlarged to more than twice their size for the network.
 
     Args:
@@ -206,7 +206,7 @@ def _findings_on_name_groups(checked: CheckedSet) -> list[Finding]:
     n_divided = sum(len(splits - {"unused"}) > 1 for splits in splits_by_group.values())
     divided_text = f"; {counted(n_divided, 'group is', 'groups are')} in several splits" if n_divided else ""
     advice = "if that is so, split the images again so that no group is in two splits"
-    if not checked.declared:
+    if not checked.has_declared_splits:
         advice = f"if that is so, keep groups together: --group-by '{groups.pattern}'"
         if groups.across_pattern:
             advice += (
@@ -217,11 +217,11 @@ def _findings_on_name_groups(checked: CheckedSet) -> list[Finding]:
         f"together, such as frames of one video ({groups.examples[0]} and {groups.examples[1]}, for example)"
         f"{divided_text}"
     )
-    level = "note" if not n_divided else "misleads" if checked.declared else "warning"
+    level = "note" if not n_divided else "misleads" if checked.has_declared_splits else "warning"
     return [Finding("name-groups", level, text, advice)]
 
 
-def classes_table(images: ImageSet, parts: np.ndarray) -> dict[str, dict[str, int]]:
+def class_counts_by_split(images: ImageSet, parts: np.ndarray) -> dict[str, dict[str, int]]:
     """Return the number of images per class for each split (train, val or test) that has images."""
     return {
         part: dict(zip(images.classes, images.class_counts(np.flatnonzero(parts == part)).tolist(), strict=True))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.checking.findings import CheckedSet, Finding, as_groups, refusal_finding
-from paucal.data.checking.related import MIN_CONTRAST, Pair, group_by_digest, merge_groups
+from paucal.data.checking.related import MIN_CONTRAST, SimilarPair, group_by_digest, merge_groups
 from paucal.data.checking.survey import Survey
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.unreadable import drop_unreadable
@@ -29,7 +29,7 @@ _MAX_EXAMPLES = 3  # number of classes that are named as examples
 _SUFFIX_SYNONYMS = {"jpeg": "jpg", "jfif": "jpg", "jpe": "jpg", "tiff": "tif"}
 
 
-def image_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[Pair]) -> list[Finding]:
+def image_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[SimilarPair]) -> list[Finding]:
     """Return the findings about images.
 
     Args:
@@ -54,7 +54,7 @@ def exact_copy_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) ->
     divided_groups, conflicting_groups, other_groups = _classify_groups(checked, groups)
     findings = []
     if divided_groups:
-        location = "are in several splits" if checked.declared else "would be in several splits"
+        location = "are in several splits" if checked.has_declared_splits else "would be in several splits"
         text = f"{_describe_copies(divided_groups)}, and {location}: the test images would include training images"
         findings.append(Finding("duplicates-across-parts", "misleads", text, _copy_advice(checked), divided_groups))
     if conflicting_groups:
@@ -81,7 +81,7 @@ def _classify_groups(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> li
 
 
 def _near_copy_findings(
-    checked: CheckedSet, pairs: Sequence[Pair], exact_copies: Sequence[Sequence[int]]
+    checked: CheckedSet, pairs: Sequence[SimilarPair], exact_copies: Sequence[Sequence[int]]
 ) -> Iterator[Finding]:
     """Yield findings about pairs of similar images; exact copies of the two images are added to their group."""
     copies = {group[0]: group for group in exact_copies}
@@ -94,7 +94,7 @@ def _near_copy_findings(
             i for group in divided_groups if any(checked.parts[j] == "train" for j in group) for i in group
         }
         fraction = len(leaked_images & set(test.tolist())) / max(len(test), 1)
-        verb = "would be" if not checked.declared else "is" if len(divided_groups) == 1 else "are"
+        verb = "would be" if not checked.has_declared_splits else "is" if len(divided_groups) == 1 else "are"
         leak_text = f" ({percent(fraction)} of the test images have a near duplicate in train)" if fraction else ""
         level = "misleads" if fraction >= MISLEADING_FRACTION else "warning"
         groups_text = f"{counted(len(divided_groups), 'group')} of images that look alike{confirmed}"
@@ -147,7 +147,7 @@ def _pixel_mode_findings(survey: Survey) -> Iterator[Finding]:
 
 
 def _copy_advice(checked: CheckedSet) -> str:
-    if checked.declared:
+    if checked.has_declared_splits:
         return "remove the copies from train, or from the other split"
     return "remove the copies, or keep them together with --group-by duplicates"
 
@@ -158,7 +158,7 @@ def giveaway_findings(checked: CheckedSet, survey: Survey) -> list[Finding]:
     Images without a label or with several labels are ignored.
     """
     images = checked.images
-    rows = survey.readable[images.labels[survey.readable] >= 0]
+    rows = survey.readable_positions[images.labels[survey.readable_positions] >= 0]
     properties = {
         "format": [format_of(images.keys[int(row)]) for row in rows],
         "size": [f"{width} x {height}" for height, width in survey.sizes[rows].tolist()],

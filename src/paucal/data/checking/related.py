@@ -33,7 +33,7 @@ _SHARD_NUMBER = re.compile(rf"\.tar/.*-(\d{{8}}){_ENDING_PATTERN}")  # the numbe
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class SimilarPair:
     """Two similar images.
 
     Attributes:
@@ -63,7 +63,7 @@ def group_by_digest(digests: Sequence[bytes]) -> list[list[int]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def find_similar_pairs(survey: Survey, store: Store) -> list[Pair]:
+def find_similar_pairs(survey: Survey, store: Store) -> list[SimilarPair]:
     """Return pairs of similar images with different bytes, in the order of the set.
 
     Candidates have similar perceptual hashes. The correlation of their pixels at 24 x 24 must be at least 0.9, which
@@ -74,7 +74,7 @@ def find_similar_pairs(survey: Survey, store: Store) -> list[Pair]:
     first_by_digest = {survey.digests[group[0]]: group[0] for group in group_by_digest(survey.digests)}
     usable = [
         position
-        for position in survey.readable.tolist()
+        for position in survey.readable_positions.tolist()
         if survey.contrast[position] >= MIN_CONTRAST
         and survey.sizes[position].min() >= MIN_SIDE
         and first_by_digest.get(survey.digests[position], position) == position
@@ -83,7 +83,7 @@ def find_similar_pairs(survey: Survey, store: Store) -> list[Pair]:
     candidates = positions[find_near_pairs(survey.hashes[positions])]
     correlations = _compute_correlations(candidates, store)
     rows = zip(candidates.tolist(), correlations.tolist(), correlations >= MIN_CORRELATION, strict=True)
-    return [Pair(first, second, correlation) for (first, second), correlation, is_similar in rows if is_similar]
+    return [SimilarPair(first, second, correlation) for (first, second), correlation, is_similar in rows if is_similar]
 
 
 def merge_groups(groups: Iterable[Sequence[int]]) -> list[list[int]]:

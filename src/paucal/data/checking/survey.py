@@ -59,7 +59,7 @@ class Survey:
         )
 
     @property
-    def readable(self) -> NDArray[np.int64]:
+    def readable_positions(self) -> NDArray[np.int64]:
         """Positions of the images that can be read."""
         return np.setdiff1d(np.arange(len(self)), list(self.unreadable))
 
@@ -78,8 +78,8 @@ def survey_images(images: ImageSet, workers: int | None = None, progress: Report
     )
 
     def measure(index: int) -> None:
-        image, mode, size = _read_for_display(images.store, index, images.reading.value_range)
-        if images.reading.channels != RGB:
+        image, mode, size = _read_for_display(images.store, index, images.decode_options.value_range)
+        if images.decode_options.channels != RGB:
             images.store.check(index)  # images that can be shown may have channels that a run cannot read
         digest = digest_of(images.store, index)
         grey = reduce_to_grey(image)

@@ -26,7 +26,7 @@ _SIZE_MARGIN = 1.5  # ratio of the allocated size to the estimated size
 _SHARED_MEMORY_FOLDER = Path("/dev/shm")
 
 
-class CachedStore(DecodedCopies):
+class InMemoryStore(DecodedCopies):
     """Decoded images, stored one after the other in a flat tensor.
 
     Args:
@@ -71,7 +71,7 @@ class CachedStore(DecodedCopies):
 
 def cache_images(
     image_set: ImageSet,
-    budget: int | None = None,
+    max_bytes: int | None = None,
     on_bad: OnBad = "refuse",
     workers: int | None = None,
     progress: ReportProgress | None = None,
@@ -83,7 +83,7 @@ def cache_images(
 
     Args:
         image_set: Images to verify.
-        budget: Maximum size of the decoded images in bytes; 0 keeps no decoded images. None allows a quarter of the
+        max_bytes: Maximum size of the decoded images in bytes; 0 keeps no decoded images. None allows a quarter of the
             free memory, at most 4 GiB.
         on_bad: "refuse" raises a UserError if an image is unreadable, "skip" leaves unreadable images out.
         workers: Number of threads; None for one per CPU core, at most 16.
@@ -95,11 +95,11 @@ def cache_images(
     Raises:
         UserError: Images are unreadable and `on_bad` is "refuse", or no image is readable.
     """
-    if budget is None:
-        budget = min(MAX_BYTES, int(_MAX_MEMORY_FRACTION * read_available_memory()))
+    if max_bytes is None:
+        max_bytes = min(MAX_BYTES, int(_MAX_MEMORY_FRACTION * read_available_memory()))
     estimate = estimate_decoded_bytes(image_set, _SAMPLED_IMAGES)
     # The margin is for an unrepresentative sample, and costs nothing, since memory is not used before it is written.
-    pixels = _allocate(min(budget, int(_SIZE_MARGIN * estimate))) if 0 < estimate <= budget else None
+    pixels = _allocate(min(max_bytes, int(_SIZE_MARGIN * estimate))) if 0 < estimate <= max_bytes else None
     if pixels is None:
         return verify_images(image_set, on_bad, workers, progress)
     block_filler = _BlockFiller(image_set.store, pixels)
@@ -111,7 +111,7 @@ def cache_images(
     readable = np.setdiff1d(np.arange(len(image_set)), list(problems))
     tables = (block_filler.offsets[readable], block_filler.shapes[readable])
     offsets, shapes = (torch.from_numpy(table).share_memory_() for table in tables)
-    store = CachedStore(pixels, offsets, shapes, readable_set.store, image_set.reading.channels)
+    store = InMemoryStore(pixels, offsets, shapes, readable_set.store, image_set.decode_options.channels)
     return replace(readable_set, store=store), names
 
 
@@ -136,9 +136,11 @@ class _BlockFiller:
 
 def estimate_decoded_bytes(images: ImageSet, sample: int = 64) -> float:
     """Estimate the bytes of a set's decoded images from the headers of a sample; 0 if no header is readable."""
-    sizes = [images.reading.reduced_size((height, width)) for height, width in images.sample_sizes(sample).tolist()]
+    sizes = [
+        images.decode_options.reduced_size((height, width)) for height, width in images.sample_sizes(sample).tolist()
+    ]
     pixels = sum(height * width for height, width in sizes) / max(len(sizes), 1)
-    return pixels * images.reading.channels * len(images)
+    return pixels * images.decode_options.channels * len(images)
 
 
 def _allocate(size: int) -> Tensor | None:

@@ -15,7 +15,7 @@ import PIL
 from numpy.typing import NDArray
 
 from paucal.data.channels.decoding import decode_image
-from paucal.data.channels.pixel_format import with_value_ranges
+from paucal.data.channels.pixel_format import measure_value_ranges
 from paucal.data.decode import DecodeOptions, UnreadableImage
 from paucal.data.decoded.cache_folder import (
     DIGESTS_SUFFIX,
@@ -79,11 +79,11 @@ def prepare_images(
     Raises:
         UserError: Images are unreadable and `on_bad` is "refuse", or no image is readable.
     """
-    reading, notes = with_value_ranges(reading, image_set)
+    reading, notes = measure_value_ranges(reading, image_set)
     image_set = replace(image_set, notes=tuple(dict.fromkeys([*image_set.notes, *notes])))
     if image_set.stream is not None:
         return prepare_streamed_images(image_set, reading, on_bad, workers, progress)
-    converted_set = replace(image_set, store=ConvertedStore(image_set.store, reading), reading=reading)
+    converted_set = replace(image_set, store=ConvertedStore(image_set.store, reading), decode_options=reading)
     is_encoded = all(isinstance(locate(image_set.store, index)[0], EncodedStore) for index in range(len(image_set)))
     folder = usable_cache_folder() if is_encoded else None
     if folder is not None and estimate_decoded_bytes(converted_set) <= (max_bytes := usable_disk_bytes(folder)):
@@ -110,7 +110,7 @@ class _PreparationPass:
         self.workers, self.progress = workers, progress
         self.locations = [locate(image_set.store, index) for index in range(len(image_set))]
         self.stamps = [store.stamp(position) for store, position in self.locations if isinstance(store, EncodedStore)]
-        self.format_key = f"{FORMAT} {PIL.__version__} {converted_set.reading}"
+        self.format_key = f"{FORMAT} {PIL.__version__} {converted_set.decode_options}"
         self.stored_digests = StoredDigests(folder, image_set.location)
         self.digests, self.is_known = self.stored_digests.look_up(self.stamps)
         self.error_by_index: dict[int, str] = {}
@@ -127,7 +127,10 @@ class _PreparationPass:
         return readable_set, names
 
     def _store_images(self) -> None:
-        stored_images, channels = _find_stored_images(self.folder, self.format_key), self.converted_set.reading.channels
+        stored_images, channels = (
+            _find_stored_images(self.folder, self.format_key),
+            self.converted_set.decode_options.channels,
+        )
         with EntryWriter(self.folder, len(self.locations), self.max_bytes, channels) as writer:
             store_image = partial(self._store_image, writer=writer, stored_images=stored_images)
             self._process(np.flatnonzero(~self.is_known), store_image)
@@ -156,9 +159,9 @@ class _PreparationPass:
         if location is not None and writer.copy(index, *location):
             return
         source = _read_encoded_image(store, position) if source is None else source
-        image = decode_image(source, store.name(position), self.converted_set.reading)
+        image = decode_image(source, store.name(position), self.converted_set.decode_options)
         # If the shorter side is not the reduced side, the image has its original size, and its header need not be read.
-        may_be_reduced = min(image.size) == self.converted_set.reading.side
+        may_be_reduced = min(image.size) == self.converted_set.decode_options.side
         writer.add(index, image, store.size(position) if may_be_reduced else (image.height, image.width))
 
     def _process(self, indices: NDArray[np.int64], process_image: Callable[[int], None]) -> None:
@@ -219,7 +222,7 @@ def prepare_streamed_images(
     Returns:
         The set, and the keys of the images left out.
     """
-    converted_set = replace(image_set, store=ConvertedStore(image_set.store, reading), reading=reading)
+    converted_set = replace(image_set, store=ConvertedStore(image_set.store, reading), decode_options=reading)
     if on_bad == "skip":
         return verify_images(converted_set, on_bad, workers, progress)
     sampled = converted_set.sample(STREAM_SAMPLE)

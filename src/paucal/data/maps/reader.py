@@ -18,9 +18,9 @@ from paucal.data.maps.store import (
     INDEX,
     VALUES,
     CoveredRegion,
-    MapFacts,
-    content_hashes,
+    LabelMapMetadata,
     open_array,
+    pixel_hashes,
     read_index,
     require_shapes,
 )
@@ -37,7 +37,7 @@ class LabelMaps:
         try:
             classes, grid, trained_on = (tuple(index[name]) for name in ("classes", "grid", "trained_on"))
             covered = index.get("covered", "image")
-            self.facts = MapFacts(index["teacher"], classes, grid, index["top"], trained_on, covered)
+            self.facts = LabelMapMetadata(index["teacher"], classes, grid, index["top"], trained_on, covered)
             if self.facts.covered not in get_args(CoveredRegion):
                 raise KeyError(f"covered {self.facts.covered!r}")
             for name in ("classes", "keys", "hashes", "trained_on"):
@@ -76,7 +76,7 @@ class LabelMaps:
             )
         rows = np.full(len(images), -1)
         rows[positions] = [self._row[key] for key in keys]
-        hashes = content_hashes(images, positions, progress)
+        hashes = pixel_hashes(images, positions, progress)
         for position, current_hash in zip(positions.tolist(), hashes, strict=True):
             if current_hash != self._hashes[rows[position]]:
                 raise UserError(
@@ -181,7 +181,7 @@ def _square_fractions(images: ImageSet, positions: NDArray[np.int64]) -> NDArray
     return fractions
 
 
-def _match_classes(facts: MapFacts, images: ImageSet) -> NDArray[np.int64]:
+def _match_classes(facts: LabelMapMetadata, images: ImageSet) -> NDArray[np.int64]:
     """Return the (K,) class number in the set for each class of the teacher, matched by name; see `MapReader`."""
     number_by_name, counts = {name: number for number, name in enumerate(images.classes)}, Counter(facts.classes)
     if unknown := [name for name in number_by_name if name not in counts]:

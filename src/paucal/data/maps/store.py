@@ -40,7 +40,7 @@ CoveredRegion = Literal["image", "square"]
 
 
 @dataclass(frozen=True)
-class MapFacts:
+class LabelMapMetadata:
     """Properties that all maps in a folder share.
 
     Attributes:
@@ -71,10 +71,10 @@ class MapWriter:
     """Writes the maps of a set of images, in any order, and can continue a folder of unfinished maps.
 
     The folder must be new, or contain unfinished maps of the same images by the same teacher. Images are identified by
-    their keys and pixel hashes (`content_hash`).
+    their keys and pixel hashes (`pixel_hash`).
     """
 
-    def __init__(self, folder: Path, facts: MapFacts, keys: Sequence[str], hashes: Sequence[str]) -> None:
+    def __init__(self, folder: Path, facts: LabelMapMetadata, keys: Sequence[str], hashes: Sequence[str]) -> None:
         index = {"format": FORMAT, **asdict(facts), "keys": list(keys), "hashes": list(hashes)}
         index = json.loads(json.dumps(index))
         if (folder / INDEX).exists():
@@ -101,7 +101,7 @@ class MapWriter:
         return len(self._done)
 
     @property
-    def missing(self) -> NDArray[np.int64]:
+    def missing_positions(self) -> NDArray[np.int64]:
         """Positions of the images that have no map yet."""
         return np.flatnonzero(self._done == 0)
 
@@ -115,7 +115,7 @@ class MapWriter:
         self._done.flush()
 
 
-def content_hash(image: Image.Image) -> str:
+def pixel_hash(image: Image.Image) -> str:
     """Return a hash of an image's mode, size and pixels, which does not depend on the file format."""
     digest = hashlib.blake2b(f"{image.mode}{image.size}".encode(), digest_size=16)
     digest.update(image.tobytes())
@@ -133,7 +133,7 @@ def open_array(path: Path, mode: Any) -> np.memmap:
         ) from None
 
 
-def require_shapes(folder: Path, count: int, facts: MapFacts, arrays: Sequence[np.memmap]) -> None:
+def require_shapes(folder: Path, count: int, facts: LabelMapMetadata, arrays: Sequence[np.memmap]) -> None:
     """Raise a UserError if the shapes of the arrays do not match the number of images and the grid."""
     maps = (count, facts.top, *facts.grid)
     if [array.shape for array in arrays] != [maps, maps, (count,)]:
@@ -165,10 +165,10 @@ def _class_dtype(n_classes: int) -> np.dtype:
     return np.dtype(np.uint8 if n_classes <= 256 else np.uint16 if n_classes <= 65536 else np.int32)
 
 
-def content_hashes(
+def pixel_hashes(
     images: ImageSet, positions: Sequence[int] | NDArray[np.int64], progress: ReportProgress | None = None
 ) -> list[str]:
-    """Return the `content_hash` of each image at full size.
+    """Return the `pixel_hash` of each image at full size.
 
     The hashes are stored in the cache folder, like the digests of the file contents. A file is decoded again only if
     the path, size or modification time has changed. `progress` is called with (images done, total images).
@@ -177,12 +177,12 @@ def content_hashes(
     digests, is_stored = np.zeros((len(stamps), DIGEST_BYTES), dtype=np.uint8), np.zeros(len(stamps), dtype=bool)
     stored_hashes, folder = None, usable_cache_folder()
     if folder is not None:
-        full_reading = replace(images.reading, side=None)
+        full_reading = replace(images.decode_options, side=None)
         stored_hashes = StoredDigests(folder, f"{images.location}\ncontents {PIL.__version__} {full_reading}")
         digests, is_stored = stored_hashes.look_up(stamps)
     missing_rows = np.flatnonzero(~is_stored)
     for done, row in enumerate(missing_rows.tolist()):
-        digest = bytes.fromhex(content_hash(full_size_image(images, int(positions[row]))))
+        digest = bytes.fromhex(pixel_hash(full_size_image(images, int(positions[row]))))
         digests[row] = np.frombuffer(digest, dtype=np.uint8)
         if progress is not None:
             progress(len(stamps) - len(missing_rows) + done + 1, len(stamps))

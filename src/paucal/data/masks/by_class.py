@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
-from paucal.data.masks.matching import File, Folders, Matches
+from paucal.data.masks.matching import Folders, Matches, NormalisedFile
 from paucal.data.masks.naming import MASK_WORDS, is_decoy_folder, is_decoy_name
 from paucal.data.sources.locating import fold_name
 
@@ -15,7 +15,9 @@ _SEPARATORS = re.compile(r"[\s_.,+~-]+")
 ImageAndClass = tuple[str, str]  # key of an image, name of a class
 
 
-def match_masks_by_class(images: Sequence[File], masks: Sequence[File]) -> tuple[Matches, dict[str, str]] | None:
+def match_masks_by_class(
+    images: Sequence[NormalisedFile], masks: Sequence[NormalisedFile]
+) -> tuple[Matches, dict[str, str]] | None:
     """Match masks to images in a set with separate mask files for each class.
 
     The class may be the name of a folder above the masks (`masks/cat/1.png`), the end of the file name (`1_cat.png`),
@@ -48,11 +50,13 @@ def _are_plausible_classes(pairs: Iterable[ImageAndClass]) -> bool:
     return 2 <= len(images_by_name) <= MAX_CLASSES and is_once_per_image and not has_similar_names and not decoys
 
 
-def _keys_by_name(images: Sequence[File]) -> dict[tuple[Folders, str], str]:
+def _keys_by_name(images: Sequence[NormalisedFile]) -> dict[tuple[Folders, str], str]:
     return {(image.folders, fold_name(image.stem)): image.key for image in images}
 
 
-def _match_by_folder(images: Sequence[File], masks: Sequence[File]) -> dict[str, ImageAndClass] | None:
+def _match_by_folder(
+    images: Sequence[NormalisedFile], masks: Sequence[NormalisedFile]
+) -> dict[str, ImageAndClass] | None:
     image_keys = _keys_by_name(images)
     matches_by_mask: dict[str, ImageAndClass] = {}
     for mask in masks:
@@ -67,7 +71,9 @@ def _match_by_folder(images: Sequence[File], masks: Sequence[File]) -> dict[str,
     return matches_by_mask
 
 
-def _match_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, ImageAndClass] | None:
+def _match_by_ending(
+    images: Sequence[NormalisedFile], masks: Sequence[NormalisedFile]
+) -> dict[str, ImageAndClass] | None:
     image_keys = _keys_by_name(images)
     matches_by_mask: dict[str, ImageAndClass] = {}
     for mask in masks:
@@ -81,7 +87,9 @@ def _match_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str,
     return matches_by_mask
 
 
-def _match_by_name(images: Sequence[File], masks: Sequence[File]) -> dict[str, ImageAndClass] | None:
+def _match_by_name(
+    images: Sequence[NormalisedFile], masks: Sequence[NormalisedFile]
+) -> dict[str, ImageAndClass] | None:
     keys_by_folders: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for image in images:
         for folders in {image.folders, (*image.folders, fold_name(image.stem))}:

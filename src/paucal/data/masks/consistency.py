@@ -163,7 +163,7 @@ def refuse_specks(stats: MaskStatistics, void: int | None) -> None:
 
     With such a value, the masks would be read as class numbers, and 255 would mean "not labelled".
     """
-    pixels = {value: count for value, count in stats.pixels.items() if value != void}
+    pixels = {value: count for value, count in stats.pixel_counts.items() if value != void}
     small_values = {value: count for value, count in pixels.items() if 0 < value < MIN_FOREGROUND}
     if not small_values or set(pixels) - set(small_values) != {0, VOID}:
         return
@@ -187,11 +187,11 @@ def refuse_near_levels(stats: MaskStatistics, values: Sequence[int]) -> None:
         groups[-1].append(value) if value - previous <= MAX_SAME_GAP else groups.append([value])
     stray_values = []
     for group in groups:
-        commonest = max(group, key=lambda value: stats.pixels[value])
+        commonest = max(group, key=lambda value: stats.pixel_counts[value])
         other_values = [value for value in group if value != commonest]
         if (
             group[-1] >= VOID - MAX_SAME_GAP
-            or sum(stats.pixels[value] for value in other_values) * 100 < stats.pixels[commonest]
+            or sum(stats.pixel_counts[value] for value in other_values) * 100 < stats.pixel_counts[commonest]
         ):
             stray_values += other_values if group[-1] - group[0] <= 2 * MAX_SAME_GAP else []
     are_far_apart = all(after[0] - previous[-1] >= MIN_CLASS_GAP for previous, after in pairwise(groups))
@@ -210,7 +210,7 @@ def refuse_blurred_levels(stats: MaskStatistics, values: Sequence[int]) -> None:
     noisy_files = [file for file in stats.files if len(file.values) > NOISY_LEVELS and max(file.values) > NOISY_TOP]
     edge_values = [value for value in values[1:-1] if value not in stats.solid_values]
     edge_files = [file for file in stats.files if not file.values.isdisjoint(edge_values)]
-    is_minority = sum(stats.pixels[value] for value in edge_values) < sum(stats.pixels.values()) / 2
+    is_minority = sum(stats.pixel_counts[value] for value in edge_values) < sum(stats.pixel_counts.values()) / 2
     are_many = len(edge_values) > 2 or len(edge_files) > max(2, 0.2 * len(stats.files))
     has_edges = values[0] == 0 and max(values) >= NOISY_TOP and are_many and is_minority
     blurred_files = noisy_files or (edge_files if has_edges else [])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.channels.arrays import is_npy, npy_shape, read_npy
-from paucal.data.decode import UnreadableImage, decoding_errors, open_image, turn_upright
+from paucal.data.decode import UnreadableImage, open_image, turn_upright, wrap_decoding_errors
 
 GREY, PALETTE, COLOUR = "grey", "palette", "colour"
 LOSSY_FORMATS = ("JPEG", "MPO")
@@ -90,7 +90,7 @@ def read_mask(path: Path, name: str, max_pixels: int | None = None) -> RawMask:
 
 def _read_array(path: Path, name: str, max_pixels: int | None) -> RawMask:
     """Read a mask from a NumPy file: integers in one channel, or three channels of uint8; see `read_mask`."""
-    with decoding_errors(f"{name} (a mask)"):
+    with wrap_decoding_errors(f"{name} (a mask)"):
         shape = npy_shape(path)
         if max_pixels is not None and shape.height * shape.width > max_pixels:
             raise ValueError(f"the mask has {shape.height}x{shape.width} pixels, many more than its image")
@@ -179,30 +179,31 @@ class FileStatistics:
 
     Attributes:
         name: Name of the file, for messages.
-        pixels: Number of pixels with each value, by value (grey level, palette index, or packed colour).
+        pixel_counts: Number of pixels with each value, by value (grey level, palette index, or packed colour).
         solid_values: Values that fill at least one block of 2x2 pixels; other values occur only on edges and lines.
         kind: "grey", "palette" or "colour".
         bits: Bits per value, as defined by `RawMask.bits`.
         lossy: Whether the format is lossy.
         palette: Packed colour of each value; None if the file has no palette.
-        steps: Number of pixels with a value between those of the left and right neighbours, as after interpolation.
+        interpolated_pixels: Number of pixels with a value between those of the left and right neighbours, as after
+            interpolation.
         jumps: Number of pairs of horizontal neighbours whose values differ by 2 or more.
     """
 
     name: str
-    pixels: dict[int, int]
+    pixel_counts: dict[int, int]
     solid_values: frozenset[int]
     kind: str = GREY
     bits: int = 8
     lossy: bool = False
     palette: dict[int, int] | None = None
-    steps: int = 0
+    interpolated_pixels: int = 0
     jumps: int = 0
 
     @cached_property
     def values(self) -> frozenset[int]:
         """All values that occur in the file."""
-        return frozenset(self.pixels)
+        return frozenset(self.pixel_counts)
 
     def as_colours(self) -> "FileStatistics":
         """Return the same statistics with packed colours as values."""
@@ -210,11 +211,11 @@ class FileStatistics:
             colours = self.palette
         else:
             unit = {COLOUR: 1, GREY: WHITE if self.bits == 1 else GREY_UNIT}[self.kind]
-            colours = {value: value * unit for value in self.pixels}
+            colours = {value: value * unit for value in self.pixel_counts}
         pixels: Counter[int] = Counter()
-        for value, count in self.pixels.items():
+        for value, count in self.pixel_counts.items():
             pixels[colours[value]] += count
-        return replace(self, pixels=pixels, solid_values=frozenset(colours[value] for value in self.solid_values))
+        return replace(self, pixel_counts=pixels, solid_values=frozenset(colours[value] for value in self.solid_values))
 
 
 @dataclass(frozen=True)
@@ -224,17 +225,17 @@ class MaskStatistics:
     files: tuple[FileStatistics, ...]
 
     @cached_property
-    def pixels(self) -> dict[int, int]:
+    def pixel_counts(self) -> dict[int, int]:
         """Number of pixels with each value in all files, sorted by value."""
         total: Counter[int] = Counter()
         for file in self.files:
-            total.update(file.pixels)
+            total.update(file.pixel_counts)
         return dict(sorted(total.items()))
 
     @property
     def values(self) -> tuple[int, ...]:
         """All values that occur in a file, sorted."""
-        return tuple(self.pixels)
+        return tuple(self.pixel_counts)
 
     @cached_property
     def solid_values(self) -> frozenset[int]:
@@ -275,13 +276,15 @@ def compute_file_statistics(raw: RawMask, name: str) -> FileStatistics:
     indices = np.flatnonzero(counts).tolist()
     return FileStatistics(
         name=name,
-        pixels={int(values[index]): int(counts[index]) for index in indices},
+        pixel_counts={int(values[index]): int(counts[index]) for index in indices},
         solid_values=frozenset(int(values[index]) for index in indices if solid[index]),
         kind=raw.kind,
         bits=raw.bits,
         lossy=raw.lossy,
         palette=None if raw.palette is None else {int(values[p]): int(raw.palette[values[p]]) for p in indices},
-        steps=int(((slope[:, :-1] > 0) & (slope[:, 1:] > 0) | (slope[:, :-1] < 0) & (slope[:, 1:] < 0)).sum()),
+        interpolated_pixels=int(
+            ((slope[:, :-1] > 0) & (slope[:, 1:] > 0) | (slope[:, :-1] < 0) & (slope[:, 1:] < 0)).sum()
+        ),
         jumps=int((np.abs(slope) > 1).sum()),
     )
 

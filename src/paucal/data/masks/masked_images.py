@@ -15,7 +15,7 @@ from paucal.data.images import ImageSet
 from paucal.data.masks.coding import IGNORED, CodingKind, MaskCoding, NamedClasses
 from paucal.data.masks.mask_files import FileStatistics, MaskStatistics, compute_file_statistics, read_mask
 from paucal.data.masks.meaning import UncodedMasks, classes_from_files, classes_from_values
-from paucal.data.masks.pairs import Pairs
+from paucal.data.masks.pairs import ImageMaskPairs
 from paucal.data.stores import FileStore
 from paucal.data.unreadable import ReportProgress
 from paucal.memory import read_available_memory
@@ -82,7 +82,7 @@ class MaskStore:
     def _read_file(self, file: Path, index: int) -> NDArray[np.uint8]:
         height, width = map(int, self._sizes[index])
         raw = read_mask(file, file.name, MAX_SIZE_RATIO * height * width)
-        is_smaller_than_image(raw.shape, (height, width), file.name)  # raises a UserError if the size is wrong
+        check_mask_size(raw.shape, (height, width), file.name)  # raises a UserError if the size is wrong
         mask = self._coding.encode(raw.convert_values(self._coding.kind == "colour", file.name), file.name)
         if mask.shape == (height, width):
             return mask
@@ -98,14 +98,14 @@ class MaskedImages:
         masks: Store of the masks, as class numbers.
         coding: Coding of the masks; if each class has its own mask files, the coding of the joined masks, whose values
             are class numbers.
-        pixels: (N, K) int64 number of pixels of each class in each image.
+        class_pixel_counts: (N, K) int64 number of pixels of each class in each image.
         findings: Descriptions of possible mistakes in the masks.
     """
 
     images: ImageSet
     masks: MaskStore
     coding: MaskCoding
-    pixels: NDArray[np.int64]
+    class_pixel_counts: NDArray[np.int64]
     findings: tuple[Finding, ...] = ()
 
     def describe_findings(self) -> list[str]:
@@ -113,7 +113,7 @@ class MaskedImages:
         return [f"{finding.text}; {finding.advice}" for finding in self.findings]
 
 
-def images_of_pairs(pairs: Pairs, location: str) -> ImageSet:
+def images_of_pairs(pairs: ImageMaskPairs, location: str) -> ImageSet:
     """Return the images of `pairs` as an unlabelled set, without reading the images."""
     root, keys, declared = pairs.root.resolve(), [pair.key for pair in pairs.pairs], [pair.part for pair in pairs.pairs]
     labels = np.full(len(keys), -1, dtype=np.int64)
@@ -122,11 +122,11 @@ def images_of_pairs(pairs: Pairs, location: str) -> ImageSet:
 
 def read_masks(
     images: ImageSet,
-    pairs: Pairs,
+    pairs: ImageMaskPairs,
     requested_kind: CodingKind | None = None,
     ignore: Sequence[int] | None = None,
     named_classes: NamedClasses | None = None,
-    report: ReportProgress = lambda done, total: None,
+    report_progress: ReportProgress = lambda done, total: None,
     coding: MaskCoding | None = None,
 ) -> MaskedImages:
     """Read every mask twice: first to choose the coding, then to count the pixels of each class.
@@ -137,7 +137,7 @@ def read_masks(
         requested_kind: `MaskCoding.kind` that the user set; None to infer the kind from the values.
         ignore: Grey value (one number) or colour (red, green and blue) that means "not labelled".
         named_classes: Classes from the file of --classes; None without --classes.
-        report: Function called with (images done, total), where the total counts each image twice.
+        report_progress: Function called with (images done, total), where the total counts each image twice.
         coding: Coding that a run or model expects; None to choose the coding from the values.
 
     Raises:
@@ -148,7 +148,7 @@ def read_masks(
     files, total = [pairs_by_key[key].masks for key in images.keys], len(images)
     sizes = np.asarray([images.store.size(index) for index in range(total)], dtype=np.int64)
     orientations = [_orientation(pairs.root / key, size) for key, size in zip(images.keys, sizes.tolist(), strict=True)]
-    stats, smaller_masks, ambiguous = _measure_files(files, orientations, lambda done: report(done, 2 * total))
+    stats, smaller_masks, ambiguous = _measure_files(files, orientations, lambda done: report_progress(done, 2 * total))
     file_classes = [pairs_by_key[key].classes for key in images.keys]
     uncoded_masks = UncodedMasks(stats, pairs, requested_kind, ignore, named_classes, coding)
     if any(file_classes):
@@ -159,7 +159,9 @@ def read_masks(
     if mask_classes.class_numbers is None:
         _require_joinable(files, coding)
     store = MaskStore(files, sizes, mask_classes.file_coding, mask_classes.class_numbers)
-    masks, pixels, overlaps = _decode_masks(store, sizes, coding.count, lambda done: report(total + done, 2 * total))
+    masks, pixels, overlaps = _decode_masks(
+        store, sizes, coding.count, lambda done: report_progress(total + done, 2 * total)
+    )
     if overlaps:
         text = counted(len(overlaps), "image has pixels", "images have pixels")
         example = images.keys[overlaps[0]]
@@ -190,7 +192,7 @@ def _orientation(path: Path, size: Sequence[int]) -> Orientation:
     """
     upright = (size[0], size[1])
     try:
-        return replace(read_orientation(path, path.name), upright=upright)
+        return replace(read_orientation(path, path.name), upright_size=upright)
     except UnreadableImage:
         return Orientation(1, upright, upright)
 
@@ -210,8 +212,8 @@ def _measure_files(
     values: set[int] = set()
     for index, (paths, orientation) in enumerate(zip(files, orientations, strict=True)):
         for path in paths:
-            raw = read_mask(path, path.name, MAX_SIZE_RATIO * math.prod(orientation.upright))
-            if is_smaller_than_image(raw.shape, orientation.upright, path.name, orientation.stored):
+            raw = read_mask(path, path.name, MAX_SIZE_RATIO * math.prod(orientation.upright_size))
+            if check_mask_size(raw.shape, orientation.upright_size, path.name, orientation.stored_size):
                 smaller.append(path.name)
             stats.append(compute_file_statistics(raw, path.name))
             values |= stats[-1].values
@@ -226,7 +228,7 @@ def _measure_files(
     return MaskStatistics(tuple(stats)), smaller, ambiguous
 
 
-def is_smaller_than_image(
+def check_mask_size(
     mask_size: tuple[int, int],
     image_size: tuple[int, int],
     name: str,
@@ -331,7 +333,7 @@ def _class_names(coding: MaskCoding) -> tuple[str, ...]:
 
 def require_enough_images(masked: MaskedImages) -> None:
     """Raise a UserError unless at least 3 images have labelled pixels."""
-    labelled = int((masked.pixels.sum(1) > 0).sum())
+    labelled = int((masked.class_pixel_counts.sum(1) > 0).sum())
     if labelled < MIN_IMAGES:
         raise UserError(
             f"{counted(labelled, 'image has', 'images have')} labelled pixels; expected {MIN_IMAGES} or more images, "
@@ -344,12 +346,12 @@ def find_stray_values(stats: MaskStatistics, coding: MaskCoding) -> list[Finding
     if coding.kind not in ("grey", "colour") or len(stats.files) < 3:
         return []
     stats = stats.as_colours() if coding.kind == "colour" else stats
-    total, stray_texts = sum(stats.pixels.values()), []
+    total, stray_texts = sum(stats.pixel_counts.values()), []
     for value in coding.values:
         files = stats.files_with_value(value)
-        if len(files) == 1 and stats.pixels[value] * PIXELS_PER_STRAY <= total:
+        if len(files) == 1 and stats.pixel_counts[value] * PIXELS_PER_STRAY <= total:
             stray_texts.append(
-                f"{coding.format_value(value)} in {counted(stats.pixels[value], 'pixel')} of {files[0].name}"
+                f"{coding.format_value(value)} in {counted(stats.pixel_counts[value], 'pixel')} of {files[0].name}"
             )
     if not stray_texts:
         return []
@@ -361,7 +363,11 @@ def find_stray_values(stats: MaskStatistics, coding: MaskCoding) -> list[Finding
 
 def find_interpolated_masks(stats: MaskStatistics, coding: MaskCoding) -> list[Finding]:
     """Return a `Finding` about masks with intermediate class numbers at edges, as after interpolation."""
-    interpolated = [file for file in stats.files if file.steps >= MIN_STEPS and 2 * file.steps > file.jumps]
+    interpolated = [
+        file
+        for file in stats.files
+        if file.interpolated_pixels >= MIN_STEPS and 2 * file.interpolated_pixels > file.jumps
+    ]
     if coding.kind != "index" or not interpolated:
         return []
     text = (

@@ -24,11 +24,11 @@ from paucal.wording import counted, join_first_few, left_out_notes
 MAX_NAMES_SHOWN = 5  # maximum number of class names in a message
 FOLDER = "folder"  # `MaskName.kind` of masks in a folder that belongs to one image
 Folders = tuple[str, ...]
-ImageAndName = tuple["File", MaskName]  # the image of a mask, and the parsed name of the mask
+ImageAndName = tuple["NormalisedFile", MaskName]  # the image of a mask, and the parsed name of the mask
 
 
 @dataclass(frozen=True)
-class File:
+class NormalisedFile:
     """An image or mask file, with its name and folders in normalised form, so that files can be compared.
 
     Attributes:
@@ -80,7 +80,7 @@ class Matches:
         return notes
 
 
-def match_masks_by_name(images: Sequence[File], masks: Sequence[File]) -> Matches:
+def match_masks_by_name(images: Sequence[NormalisedFile], masks: Sequence[NormalisedFile]) -> Matches:
     """Find the masks of each image by file names and folder names.
 
     Raises:
@@ -95,11 +95,11 @@ class _Matching:
     Later rules take into account which images already have masks.
     """
 
-    def __init__(self, images: Sequence[File], masks: Sequence[File]) -> None:
+    def __init__(self, images: Sequence[NormalisedFile], masks: Sequence[NormalisedFile]) -> None:
         self._images, self._masks = images, masks
         self._index = _Index((image.folders, image) for image in images)
         self._index_without_folders = _Index(((), image) for image in images)
-        self._assigned: dict[str, list[tuple[File, MaskName]]] = {}
+        self._assigned: dict[str, list[tuple[NormalisedFile, MaskName]]] = {}
 
     def run(self) -> Matches:
         name_rules = (self._find_exact, self._find_without_words, self._find_numbered, self._find_by_name_and_number)
@@ -116,7 +116,7 @@ class _Matching:
         decoy_keys = sorted(mask.key for mask in decoys)  # after `_select_masks`, which adds decoys
         return Matches(masks_by_image, unmatched_images, [mask.key for mask in unmatched], decoy_keys)
 
-    def search(self, finders: Iterable[Callable[[File], ImageAndName | None]]) -> list[File]:
+    def search(self, finders: Iterable[Callable[[NormalisedFile], ImageAndName | None]]) -> list[NormalisedFile]:
         """Assign masks to images by applying each finder in turn; return the masks that remain without an image."""
         remaining = list(self._masks)
         for find in finders:
@@ -127,11 +127,11 @@ class _Matching:
             remaining = [mask for mask, image_and_name in results if image_and_name is None]
         return remaining
 
-    def _find_exact(self, mask: File) -> ImageAndName | None:
+    def _find_exact(self, mask: NormalisedFile) -> ImageAndName | None:
         image = self._index.find_exact(mask.folders, mask.stem, mask)
         return image and (image, MaskName(mask.stem))
 
-    def _find_without_words(self, mask: File) -> ImageAndName | None:
+    def _find_without_words(self, mask: NormalisedFile) -> ImageAndName | None:
         """Find the image by the mask's name without words for masks, and by the images' names without words for images.
 
         For example, the masks `a_mask` and `a.jpg` belong to the image `a`, the mask `a_mask` also to an image `a_sat`,
@@ -139,7 +139,7 @@ class _Matching:
         """
         return self._find_first(mask, [*parse_mask_name(mask.stem), MaskName(mask.stem)])
 
-    def _find_numbered(self, mask: File) -> ImageAndName | None:
+    def _find_numbered(self, mask: NormalisedFile) -> ImageAndName | None:
         """Find the image `a`, or an image `a_1` without a mask, for the mask `a_mask_1`.
 
         Raises:
@@ -154,12 +154,12 @@ class _Matching:
             )
         return candidates[0] if candidates else None
 
-    def _find_by_name_and_number(self, mask: File) -> ImageAndName | None:
+    def _find_by_name_and_number(self, mask: NormalisedFile) -> ImageAndName | None:
         """Find the image `a` for the masks `a_1` and `a_2`, if previous rules have found no images."""
         name = parse_name_and_number(mask.stem)
         return None if name is None or self._assigned else self._find_first(mask, [name])
 
-    def _find_in_folder(self, mask: File) -> ImageAndName | None:
+    def _find_in_folder(self, mask: NormalisedFile) -> ImageAndName | None:
         """Find the image of a folder of masks: the only image in the folder, or the image with the folder's name.
 
         The image `7/images/7.png` is found for all masks `7/masks/*`, and the image `7.png` for all masks `7/*`.
@@ -172,7 +172,7 @@ class _Matching:
             return None
         return image, MaskName(image.stem, FOLDER, fold_name(mask.stem))
 
-    def _search_other_folders(self, masks: Sequence[File]) -> list[File]:
+    def _search_other_folders(self, masks: Sequence[NormalisedFile]) -> list[NormalisedFile]:
         """Find images for masks whose folders are nested differently, by file names that only one image has."""
         names = Counter(fold_name(image.stem) for image in self._images)
         flat_images = [replace(image, folders=()) for image in self._images if names[fold_name(image.stem)] == 1]
@@ -191,7 +191,7 @@ class _Matching:
         assigned = {mask.key for masks_and_names in inner._assigned.values() for mask, _ in masks_and_names}
         return [mask for mask in masks if mask.key not in assigned]
 
-    def _find_first(self, mask: File, names: Iterable[MaskName]) -> ImageAndName | None:
+    def _find_first(self, mask: NormalisedFile, names: Iterable[MaskName]) -> ImageAndName | None:
         """Return the image and the parsed name, for the first of a mask's parsed names to which an image belongs."""
         for name in names:
             for base in dict.fromkeys((name.base, without_suffix(name.base))):
@@ -200,10 +200,10 @@ class _Matching:
                     return image, name
         return None
 
-    def _is_decoy(self, mask: File) -> bool:
+    def _is_decoy(self, mask: NormalisedFile) -> bool:
         return is_decoy_name(mask.stem) or any(is_decoy_folder(name) for name in mask.folders)
 
-    def _refuse_second_mask(self, mask: File) -> None:
+    def _refuse_second_mask(self, mask: NormalisedFile) -> None:
         """Raise a UserError if an unmatched mask's name begins with the name of an image that has another mask."""
         for base in shorter_names(mask.stem):
             image = self._index.find_exact(mask.folders, base, mask)
@@ -216,13 +216,13 @@ class _Matching:
                     "mask out of the folder."
                 )
 
-    def _refuse_appended_numbers(self, unmatched: Sequence[File]) -> None:
+    def _refuse_appended_numbers(self, unmatched: Sequence[NormalisedFile]) -> None:
         """Raise a UserError if masks are named like images with a number appended (mask `a072` of image `a07`).
 
         The same number must be appended to the names of more than half of the images.
         """
         images = {(file.folders, fold_name(file.stem)): file for file in self._images if file.key in self._assigned}
-        pairs_by_number: dict[str, list[tuple[File, File]]] = defaultdict(list)
+        pairs_by_number: dict[str, list[tuple[NormalisedFile, NormalisedFile]]] = defaultdict(list)
         for mask in unmatched:
             for cut in range(1, len(mask.stem)):
                 if mask.stem[cut:].isdigit() and (image := images.get((mask.folders, fold_name(mask.stem[:cut])))):
@@ -255,7 +255,7 @@ class _Matching:
                 "into one file for each image, with a value for each class."
             )
 
-    def _select_masks(self, image: File, decoys: list[File]) -> list[str]:
+    def _select_masks(self, image: NormalisedFile, decoys: list[NormalisedFile]) -> list[str]:
         """Return the sorted keys of an image's masks, except masks that repeat another mask in a second coding.
 
         Those other masks are added to `decoys`.
@@ -278,17 +278,17 @@ class _Matching:
 class _Index:
     """Index of images by folder and file name, with and without words such as "image" in the name."""
 
-    def __init__(self, images: Iterable[tuple[Folders, File]]) -> None:
-        self._by_name: dict[tuple[Folders, str], list[File]] = defaultdict(list)
-        self._by_stripped_name: dict[tuple[Folders, str], list[File]] = defaultdict(list)
-        self._by_folder: dict[Folders, list[File]] = defaultdict(list)
+    def __init__(self, images: Iterable[tuple[Folders, NormalisedFile]]) -> None:
+        self._by_name: dict[tuple[Folders, str], list[NormalisedFile]] = defaultdict(list)
+        self._by_stripped_name: dict[tuple[Folders, str], list[NormalisedFile]] = defaultdict(list)
+        self._by_folder: dict[Folders, list[NormalisedFile]] = defaultdict(list)
         for folders, image in images:
             self._by_folder[folders].append(image)
             self._by_name[folders, fold_name(image.stem)].append(image)
             for base in image_bases(image.stem):
                 self._by_stripped_name[folders, fold_name(base)].append(image)
 
-    def find_exact(self, folders: Folders, stem: str, mask: File) -> File | None:
+    def find_exact(self, folders: Folders, stem: str, mask: NormalisedFile) -> NormalisedFile | None:
         """Return the image in `folders` with the name `stem`, or None.
 
         If the names of several images differ only in case, the image with the same case as `stem` is returned. `mask`
@@ -296,11 +296,11 @@ class _Index:
         """
         return self._single_image(self._by_name.get((folders, fold_name(stem)), []), stem, mask)
 
-    def find_stripped(self, folders: Folders, base: str, mask: File) -> File | None:
+    def find_stripped(self, folders: Folders, base: str, mask: NormalisedFile) -> NormalisedFile | None:
         """Return the image whose name without words such as "image" is `base`; see `find_exact`."""
         return self._single_image(self._by_stripped_name.get((folders, fold_name(base)), []), base, mask)
 
-    def find_unique(self, folders: Folders, stem: str) -> File | None:
+    def find_unique(self, folders: Folders, stem: str) -> NormalisedFile | None:
         """Return the only image with a name, with or without words such as "image".
 
         The result is None if no image or several images have the name.
@@ -309,12 +309,12 @@ class _Index:
         images = self._by_name.get(key, []) or self._by_stripped_name.get(key, [])
         return images[0] if len(images) == 1 else None
 
-    def find_only_image(self, folders: Folders) -> File | None:
+    def find_only_image(self, folders: Folders) -> NormalisedFile | None:
         """Return the image of a folder that contains exactly one image, else None."""
         images = self._by_folder.get(folders, [])
         return images[0] if len(images) == 1 else None
 
-    def _single_image(self, images: Sequence[File], stem: str, mask: File) -> File | None:
+    def _single_image(self, images: Sequence[NormalisedFile], stem: str, mask: NormalisedFile) -> NormalisedFile | None:
         if len(images) > 1:
             images = [image for image in images if image.stem == stem] or images
         if len(images) > 1:

@@ -14,7 +14,7 @@ from paucal.data.masks.coding import (
 )
 from paucal.data.masks.mask_files import MaskStatistics
 from paucal.data.masks.naming import folder_role
-from paucal.data.masks.pairs import Pairs
+from paucal.data.masks.pairs import ImageMaskPairs
 from paucal.data.splits.part_names import PART_BY_WORD
 from paucal.reading import is_regular
 from paucal.types import UserError
@@ -32,7 +32,7 @@ class UncodedMasks(NamedTuple):
     """Statistics of masks whose coding is not chosen yet, and the arguments of `read_masks` with which it is chosen."""
 
     stats: MaskStatistics
-    pairs: Pairs
+    pairs: ImageMaskPairs
     kind: CodingKind | None
     ignore: Sequence[int] | None
     named_classes: NamedClasses | None
@@ -114,7 +114,7 @@ def _find_class_names(masks: UncodedMasks) -> tuple[NamedClasses | None, list[st
     return None, notes
 
 
-def _find_class_tables(pairs: Pairs) -> list[Path]:
+def _find_class_tables(pairs: ImageMaskPairs) -> list[Path]:
     """Return the tables of classes in the folders of the first image and the first mask, and in folders above these."""
     files = [file for pair in pairs.pairs[:1] for file in (pairs.root / pair.key, pair.masks[0])]
     tables: list[Path] = []

@@ -13,7 +13,7 @@ from paucal.data.images import evenly_spaced
 from paucal.data.masks.by_class import match_masks_by_class
 from paucal.data.masks.mask_files import pack_colours
 from paucal.data.masks.mask_table import is_mask_table, read_mask_table
-from paucal.data.masks.matching import File, Matches, describe_left_out, match_masks_by_name
+from paucal.data.masks.matching import Matches, NormalisedFile, describe_left_out, match_masks_by_name
 from paucal.data.masks.naming import (
     ends_in_mask_words,
     folder_role,
@@ -28,7 +28,7 @@ from paucal.data.masks.unpacking import unpack
 from paucal.data.sources.archive import is_archive
 from paucal.data.sources.folder import find_images
 from paucal.data.sources.locating import fold_name
-from paucal.data.splits.part_names import part_among_words
+from paucal.data.splits.part_names import split_among_words
 from paucal.data.stores import FileStore, Store
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted
@@ -39,7 +39,7 @@ _JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
 
 
 @dataclass(frozen=True)
-class Pair:
+class ImageMaskPair:
     """An image and its masks.
 
     Attributes:
@@ -56,7 +56,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class ImageMaskPairs:
     """All images of a set that have masks.
 
     Attributes:
@@ -66,7 +66,7 @@ class Pairs:
     """
 
     root: Path
-    pairs: tuple[Pair, ...]
+    pairs: tuple[ImageMaskPair, ...]
     notes: tuple[str, ...]
 
 
@@ -78,12 +78,12 @@ class ImageAndMaskFiles:
     `panoptic_train2017`.
     """
 
-    images: tuple[File, ...]
-    masks: tuple[File, ...]
+    images: tuple[NormalisedFile, ...]
+    masks: tuple[NormalisedFile, ...]
     others: tuple[str, ...] = ()
 
 
-def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None) -> Pairs:
+def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None) -> ImageMaskPairs:
     """Find images and their masks in a folder, or in two folders.
 
     Args:
@@ -106,12 +106,12 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
             return replace(pairs, notes=(*pairs.notes, *notes))
         if is_mask_table(data):
             table = read_mask_table(data)
-            return Pairs(table.root, tuple(Pair(*row) for row in sorted(table.rows)), table.notes)
+            return ImageMaskPairs(table.root, tuple(ImageMaskPair(*row) for row in sorted(table.rows)), table.notes)
         _require_folder(data, "DATA")
         panoptic, notes = draw_panoptic(data)
         if panoptic:
-            drawn_pairs = tuple(Pair(key, (mask,), part) for key, mask, part in sorted(panoptic))
-            return Pairs(data, drawn_pairs, (f"the masks are drawn from {PANOPTIC_NAME}", *notes))
+            drawn_pairs = tuple(ImageMaskPair(key, (mask,), part) for key, mask, part in sorted(panoptic))
+            return ImageMaskPairs(data, drawn_pairs, (f"the masks are drawn from {PANOPTIC_NAME}", *notes))
         keys = find_images(data)
         files = separate_images_and_masks(keys)
         if not files.masks and (folders := find_folders_by_colours(keys, FileStore(data.resolve(), keys))):
@@ -155,7 +155,7 @@ def _files_of_two_folders(images: Path, masks: Path) -> ImageAndMaskFiles:
     return ImageAndMaskFiles(_files_except(images, masks), _files_except(masks, images))
 
 
-def _files_except(folder: Path, other: Path) -> tuple[File, ...]:
+def _files_except(folder: Path, other: Path) -> tuple[NormalisedFile, ...]:
     """Return the files of a folder; if `other` is a subfolder, without its files."""
     keys, inner = find_images(folder), other.resolve()
     if inner.is_relative_to(folder.resolve()):
@@ -177,9 +177,9 @@ def _separate_by_file_names(keys: Sequence[str]) -> ImageAndMaskFiles:
     return ImageAndMaskFiles(images, tuple(_to_file(file.key) for file in files if file.key in mask_keys))
 
 
-def _find_masks_beside_jpegs(files: Sequence[File]) -> list[File]:
+def _find_masks_beside_jpegs(files: Sequence[NormalisedFile]) -> list[NormalisedFile]:
     """Return the masks of a set in which `x.png` is the mask of `x.jpg`; an empty list if the set has other files."""
-    pairs: dict[tuple[tuple[str, ...], str], list[File]] = defaultdict(list)
+    pairs: dict[tuple[tuple[str, ...], str], list[NormalisedFile]] = defaultdict(list)
     for file in files:
         pairs[file.folders, fold_name(file.stem)].append(file)
     mask_files = [[file for file in pair if not file.key.lower().endswith(_JPEG)] for pair in pairs.values()]
@@ -219,7 +219,7 @@ def find_folders_by_colours(keys: Sequence[str], store: Store) -> tuple[str, str
     return None
 
 
-def _to_file(key: str, single_word: bool = False, all_folders: bool = False) -> File:
+def _to_file(key: str, single_word: bool = False, all_folders: bool = False) -> NormalisedFile:
     """Return the `File` of a key.
 
     With `single_word`, one word of a folder's name, such as "train", is enough to declare the split. With
@@ -230,12 +230,12 @@ def _to_file(key: str, single_word: bool = False, all_folders: bool = False) -> 
     folders = [role.part or ("" if role.content else fold_name(name)) for name, role in roles]
     part = next((role.part for _, role in roles if role.part), "")
     if single_word and not part:
-        part = next((word_part for name, _ in roles if (word_part := part_among_words(name))), "")
+        part = next((word_part for name, _ in roles if (word_part := split_among_words(name))), "")
     stem = unicodedata.normalize("NFC", path.stem)
-    return File(key, path.parts[:-1] if all_folders else tuple(name for name in folders if name), stem, part)
+    return NormalisedFile(key, path.parts[:-1] if all_folders else tuple(name for name in folders if name), stem, part)
 
 
-def _match_and_split(root: Path, mask_root: Path, files: ImageAndMaskFiles, bases: Iterable[Path]) -> Pairs:
+def _match_and_split(root: Path, mask_root: Path, files: ImageAndMaskFiles, bases: Iterable[Path]) -> ImageMaskPairs:
     """Match images to masks, and read the split of each image from folder names or from lists.
 
     The keys of images are relative to `root`, and the keys of masks to `mask_root`. Lists of splits are searched in the
@@ -252,13 +252,13 @@ def _match_and_split(root: Path, mask_root: Path, files: ImageAndMaskFiles, base
     mask_folders = {_path_above_named_folder(file.key, n_more=1) for file in files.masks} - {""}
     bases = [*bases, *(root / path for path in sorted(image_folders))]
     bases += [mask_root / path for path in sorted(mask_folders)]
-    parts, notes = _assign_parts(matches, files, bases)
+    parts, notes = _assign_splits(matches, files, bases)
     pairs = []
     for key in sorted(matches.masks.keys() & parts.keys()):
         masks = matches.masks[key]
         mask_classes = tuple(classes[mask] for mask in masks if classes)
-        pairs.append(Pair(key, tuple(mask_root / mask for mask in masks), parts[key], mask_classes))
-    return Pairs(root, tuple(pairs), (*matches.describe(bool(classes)), *notes))
+        pairs.append(ImageMaskPair(key, tuple(mask_root / mask for mask in masks), parts[key], mask_classes))
+    return ImageMaskPairs(root, tuple(pairs), (*matches.describe(bool(classes)), *notes))
 
 
 def _match_masks(files: ImageAndMaskFiles) -> tuple[Matches, dict[str, str]]:
@@ -283,7 +283,7 @@ def _path_above_named_folder(key: str, n_more: int = 0) -> str:
     return "/".join(parts[:index])
 
 
-def _assign_parts(
+def _assign_splits(
     matches: Matches, files: ImageAndMaskFiles, bases: Iterable[Path]
 ) -> tuple[dict[str, str], list[str]]:
     """Return the split of each image that has masks ("" if not declared), and notes on images that are not listed."""

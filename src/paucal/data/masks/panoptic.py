@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.boxes.coco import SEGMENTS
-from paucal.data.boxes.naming import ImageNames
-from paucal.data.boxes.tree import PEEK_BYTES, Tree, folder_tree, mentions
+from paucal.data.boxes.naming import ImageFinder
+from paucal.data.boxes.tree import PEEK_BYTES, Tree, contains_json_key, folder_tree
 from paucal.data.decoded.cache_folder import unpacked_archives_folder
 from paucal.data.masks.coding import IGNORED
 from paucal.data.masks.mask_files import read_mask
-from paucal.data.splits.part_names import part_of_file
+from paucal.data.splits.part_names import split_of_file
 from paucal.types import UserError
 from paucal.wording import left_out_notes
 
@@ -39,7 +39,7 @@ DrawnMasks = list[tuple[str, Path, str]]  # key of the image, mask file, split
 
 def find_panoptic(tree: Tree) -> list[str]:
     """Return the paths of the panoptic JSON files of a set."""
-    return [file for file in tree.files_ending(".json") if mentions(tree.peek(file, PEEK_BYTES), SEGMENTS)]
+    return [file for file in tree.files_ending(".json") if contains_json_key(tree.peek(file, PEEK_BYTES), SEGMENTS)]
 
 
 def draw_panoptic(root: Path) -> tuple[DrawnMasks, list[str]]:
@@ -113,7 +113,7 @@ def _plan_masks(
     tree: Tree, file: str, content: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> list[tuple[str, str, Any, str]]:
     """Return (key of the image, path of the PNG file, segments, split) for each annotation in a JSON file."""
-    shown_path, part = tree.shown_path(file), part_of_file(file)
+    shown_path, part = tree.shown_path(file), split_of_file(file)
     stem = PurePosixPath(file).stem.lower()
     segment_files = [path for path in tree.images if stem in path.lower().split("/")[:-1]]
     if not segment_files:
@@ -127,8 +127,8 @@ def _plan_masks(
             "image to 'images'."
         )
     image_names = [images[repr(row["image_id"])] for row in rows]
-    keys = ImageNames(sorted(set(image_files) - set(segment_files)), tree).find_images(image_names, file, part)
-    pngs = ImageNames(segment_files, tree).find_images([str(row["file_name"]) for row in rows], file, part)
+    keys = ImageFinder(sorted(set(image_files) - set(segment_files)), tree).find_images(image_names, file, part)
+    pngs = ImageFinder(segment_files, tree).find_images([str(row["file_name"]) for row in rows], file, part)
     for row, name, key, png in zip(rows, image_names, keys, pngs, strict=True):
         if key is None or png is None:
             raise UserError(

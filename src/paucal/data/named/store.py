@@ -109,7 +109,9 @@ def _join_portions(name: str, root: Path, portions: Sequence[PortionImages], lab
         classes=classes if labelled else (),
         keys=keys,
         labels=labels if labelled else np.full_like(labels, -1),
-        declared=[portion.part for portion, images in zip(entry.portions, portions, strict=True) for _ in images.keys],
+        declared_splits=[
+            portion.part for portion, images in zip(entry.portions, portions, strict=True) for _ in images.keys
+        ],
         store=JoinedStore([images.store for images in portions]),
         hints=entry.hints,
         notes=tuple(notes),
@@ -148,7 +150,7 @@ def _restrict_to_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSe
     notes = [f"{entry.title}: train and test are the {lists.title}; other images are not used"]
     if available_counts != dict(lists.counts):
         notes.append(_count_note(f"the {lists.title}", lists.counts.values(), available_counts.values()))
-    return replace(listed_set, declared=declared, notes=(*images.notes, *notes))
+    return replace(listed_set, declared_splits=declared, notes=(*images.notes, *notes))
 
 
 def _listed_parts(

@@ -51,12 +51,12 @@ class LocalShardFolder:
         files = sorted(file for pattern in ("*", "*/*") for file in self.root.glob(pattern) if file.is_file())
         return [shard_from_file(file, file.relative_to(self.root).as_posix()) for file in files]
 
-    def local_copy(self, name: str, max_bytes: int) -> Path | None:
+    def fetch_file(self, name: str, max_bytes: int) -> Path | None:
         """Return the path of a file; None if the file does not exist."""
         path = self.root / require_safe_name(self.location, name)
         return require_regular(path) if path.exists() else None
 
-    def local_path(self, shard: Shard) -> Path:
+    def fetch_shard(self, shard: Shard) -> Path:
         """Return the path of a shard, without checking that the file exists."""
         return self.root / shard.name
 
@@ -110,7 +110,7 @@ class RemoteShardFolder:
             shards.append(Shard(require_safe_name(self.location, name), int(entry["size"]), changed=_version_of(entry)))
         return sorted(shards, key=lambda shard: shard.name)
 
-    def local_copy(self, name: str, max_bytes: int) -> Path | None:
+    def fetch_file(self, name: str, max_bytes: int) -> Path | None:
         """Download a file and return the path of the copy; None if the file does not exist."""
         self.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.cache) as folder:
@@ -146,7 +146,7 @@ class RemoteShardFolder:
             raise UserError(f"{self.location}/{name} is larger than the limit of {max_bytes:,} bytes for this file.")
         return True
 
-    def local_path(self, shard: Shard) -> Path:
+    def fetch_shard(self, shard: Shard) -> Path:
         """Download a shard, unless it is in the cache, and return the path of the copy.
 
         Raises:
@@ -156,7 +156,7 @@ class RemoteShardFolder:
 
     def prefetch(self, shard: Shard) -> None:
         """Try once to download a shard that will be needed soon."""
-        with suppress(Exception):  # `local_path` will try again, and raise the error if it persists
+        with suppress(Exception):  # `fetch_shard` will try again, and raise the error if it persists
             self._download_once(shard, lambda work: work())
 
     def _download_once(self, shard: Shard, run_download: Callable[[Callable[[], Path]], Path]) -> Path:

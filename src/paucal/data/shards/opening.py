@@ -137,7 +137,7 @@ def open_shards(folder: ShardFolder, options: SourceOptions, single_shard: str |
 
 def _read_index_in_folder(folder: ShardFolder, single_shard: str | None, skip_damaged: bool) -> ShardIndex | None:
     """Return the index in the folder of the shards, after a comparison with the shards; None if there is no index."""
-    path = None if single_shard is not None else folder.local_copy(INDEX_NAME, MAX_BYTES)
+    path = None if single_shard is not None else folder.fetch_file(INDEX_NAME, MAX_BYTES)
     if path is None:
         return None
     shown = f"{folder.location}/{INDEX_NAME}"
@@ -173,7 +173,7 @@ def _is_unchanged(folder: ShardFolder, index: ShardIndex, number: int) -> bool:
     if not isinstance(folder, LocalShardFolder):
         return True
     rows = index.rows(number)
-    with folder.local_path(index.files[number]).open("rb") as file:
+    with folder.fetch_shard(index.files[number]).open("rb") as file:
         for row in (0, -1) if len(rows.offsets) else ():
             file.seek(int(rows.offsets[row]) - HEADER_BYTES)
             if size_in_header(file.read(HEADER_BYTES)) != rows.lengths[row]:
@@ -192,7 +192,7 @@ def _load_or_build_index(
             "'paucal shard' writes with the shards."
         )
     files = [
-        Shard(shard.name, shard.size, part_of(shard.name), shard.changed)
+        Shard(shard.name, shard.size, split_of_shard(shard.name), shard.changed)
         for shard in shard_files
         if shard.name.lower().endswith(TAR_SUFFIX) and not any(map(is_ignored, shard.name.split("/")))
         if single_shard in (None, shard.name)
@@ -227,7 +227,7 @@ def _index_shards(
     damaged: dict[str, str] = {}
     for number, file in enumerate(files):
         try:
-            rows[file] = index_tar(folder.local_path(file), f"{folder.location}/{file.name}", label_field)
+            rows[file] = index_tar(folder.fetch_shard(file), f"{folder.location}/{file.name}", label_field)
         except UnreadableImage as problem:  # the shard cannot be downloaded
             raise UserError(str(problem)) from None
         except DamagedShard as problem:
@@ -249,7 +249,7 @@ def _cache_path(shard_folder: ShardFolder, label_field: str, names: list[str], s
 
 
 def _class_names(folder: ShardFolder) -> list[str]:
-    path = folder.local_copy(CLASSES_NAME, _MAX_CLASSES_BYTES)
+    path = folder.fetch_file(CLASSES_NAME, _MAX_CLASSES_BYTES)
     if path is None:
         return []
     shown_path = f"{folder.location}/{CLASSES_NAME}"
@@ -261,7 +261,7 @@ def _class_names(folder: ShardFolder) -> list[str]:
     return names
 
 
-def part_of(name: str) -> str:
+def split_of_shard(name: str) -> str:
     """Return the split in the name of a shard, else in the name of its folder; "" if neither names a split.
 
     Example:
@@ -288,7 +288,7 @@ def _image_set(folder: ShardFolder, index: ShardIndex, labelled: bool, single_sh
         classes=index.classes if labelled else (),
         keys=keys,
         labels=index.labels if labelled else np.full(len(index), -1, dtype=np.int8),
-        declared=RepeatedStrings(parts, codes if single_shard is None else np.zeros_like(codes)),
+        declared_splits=RepeatedStrings(parts, codes if single_shard is None else np.zeros_like(codes)),
         store=TarStore(folder, index, keys),
         notes=(*([streaming_note(len(index), len(index.files))] if streamed else []), *index.notes),
         stream=Stream.from_shards(index.counts, window_size(mean_bytes)) if streamed else None,

@@ -50,8 +50,8 @@ def retry(work: Callable[[], T]) -> T:
     raise AssertionError
 
 
-def send_hedged(work: Callable[[int], T], patience: float, discard: Callable[[T], None]) -> T:
-    """Return the result of a request; after `patience` seconds, send the request again and return the first response.
+def send_hedged(work: Callable[[int], T], hedge_delay_seconds: float, discard: Callable[[T], None]) -> T:
+    """Return the result of a request; after `hedge_delay_seconds`, send it again and return the first response.
 
     `work` is called with 0 for the first request and 1 for the second. A response is passed to `discard` if it comes
     second, or if this function was interrupted.
@@ -82,7 +82,7 @@ def send_hedged(work: Callable[[int], T], patience: float, discard: Callable[[T]
     send_in_thread(0)
     try:
         try:
-            response = responses.get(timeout=patience)
+            response = responses.get(timeout=hedge_delay_seconds)
         except queue.Empty:
             send_in_thread(1)
             response = responses.get()

@@ -235,11 +235,11 @@ class TarStore(EncodedStore):
         file, open_time = self._open_files.get(number, (None, 0.0))
         if file is not None and time.monotonic() - open_time < _MAX_OPEN_SECONDS:
             return file
-        path = self._folder.local_path(self._index.files[number])
+        path = self._folder.fetch_shard(self._index.files[number])
         try:
             file = OpenFile(path)
         except FileNotFoundError:  # another process has deleted the copy to free space, so download the shard again
-            file = OpenFile(self._folder.local_path(self._index.files[number]))
+            file = OpenFile(self._folder.fetch_shard(self._index.files[number]))
         now = time.monotonic()
         self._open_files.pop(number, None)
         self._open_files[number] = file, now

@@ -147,7 +147,7 @@ def shard_order(images: ImageSet, part: str, seed: int) -> NDArray[np.int64]:
     With this order, each shard is a random sample of the images, so a training window over a few shards has all
     classes.
     """
-    positions = np.flatnonzero(np.asarray(images.declared, dtype="<U6") == part)
+    positions = np.flatnonzero(np.asarray(images.declared_splits, dtype="<U6") == part)
     order_seed = derive_seed(seed, len(positions))
     if images.stream is not None:  # the images are already in shards, so neighbouring images should be read together
         return positions[images.stream.take(positions).order(order_seed)[np.arange(len(positions))]]

@@ -97,7 +97,7 @@ def open_container(
         )
     folders = container.list_subfolders("")
     if not labelled:
-        return _image_set(container, keys, [None] * len(keys), parts_of(keys), notes)
+        return _image_set(container, keys, [None] * len(keys), splits_from_folders(keys), notes)
     keys_in_root = [key for key in keys if "/" not in key]
     if keys_in_root and folders:
         notes.append(f"{counted(len(keys_in_root), 'image')} outside of the folders {_left_out_text(keys_in_root)}")
@@ -156,7 +156,7 @@ def _open_parts(
     keys = [key for key in keys if key.count("/") >= 2]
     classes_of_images = [key.split("/")[1] for key in keys]
     _refuse_empty_classes(root, class_folders, classes_of_images)
-    return _image_set(container, keys, classes_of_images, [_part_of(key) for key in keys], notes)
+    return _image_set(container, keys, classes_of_images, [_split_from_folder(key) for key in keys], notes)
 
 
 def _refuse_empty_classes(root: Path, class_folders: list[str], classes_of_images: list[str]) -> None:
@@ -195,25 +195,25 @@ def _image_set(
         classes=classes,
         keys=keys,
         labels=np.asarray([-1 if name is None else label_by_name[name] for name in class_names], dtype=np.int64),
-        declared=declared,
+        declared_splits=declared,
         store=container.make_store(keys),
         notes=tuple(notes),
     )
 
 
-def parts_of(keys: list[str]) -> list[str]:
+def splits_from_folders(keys: list[str]) -> list[str]:
     """Return the split of each image, according to its train/val/test folder; "" if the folder has another name.
 
     If train/val/test folders seem to be classes, the result is "" for all images. This is assumed if there are also
     other folders, and the train/val/test folders have no subfolders.
     """
-    parts = [_part_of(key) for key in keys]
+    parts = [_split_from_folder(key) for key in keys]
     has_other_folders = any("/" in key and not part for key, part in zip(keys, parts, strict=True))
     is_nested = any(key.count("/") >= 2 for key, part in zip(keys, parts, strict=True) if part)
     return [""] * len(keys) if has_other_folders and not is_nested else parts
 
 
-def _part_of(key: str) -> str:
+def _split_from_folder(key: str) -> str:
     folder, slash, _ = key.partition("/")
     return PART_BY_WORD.get(folder.lower(), "") if slash else ""
 

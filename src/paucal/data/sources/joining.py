@@ -51,7 +51,7 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
     classes = tuple(sorted({name for image_set in sets for name in image_set.classes}))
     renumbered = [image_set.with_classes(classes) if image_set.classes else image_set for image_set in sets]
     multi_hot = [image_set.multi_hot for image_set in renumbered if image_set.multi_hot is not None]
-    has_parts = any(part for image_set in sets for part in image_set.declared)
+    has_parts = any(part for image_set in sets for part in image_set.declared_splits)
     column_names = dict.fromkeys(name for image_set in sets for name in image_set.columns)
     return ImageSet(
         name="+".join(names),
@@ -59,7 +59,9 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
         classes=classes,
         keys=[f"{name}/{key}" for name, image_set in zip(names, sets, strict=True) for key in image_set.keys],
         labels=np.concatenate([image_set.labels for image_set in renumbered]),
-        declared=[part or ("train" if has_parts else "") for image_set in sets for part in image_set.declared],
+        declared_splits=[
+            part or ("train" if has_parts else "") for image_set in sets for part in image_set.declared_splits
+        ],
         store=JoinedStore([image_set.store for image_set in sets]),
         stream=concatenate_streams([image_set.stream for image_set in sets], [len(image_set) for image_set in sets]),
         # The two removed hints apply only to the first set.

@@ -16,11 +16,11 @@ from paucal.data.boxes.opening import (
 from paucal.data.classes import with_plain_classes
 from paucal.data.images import Hints, ImageSet
 from paucal.data.label_kinds import (
-    are_parts,
+    are_split_names,
     boxes_note,
     refuse_masks,
+    refuse_non_class_folders,
     refuse_other_kinds,
-    refuse_structure_folders,
 )
 from paucal.data.masks.recognition import exclude_masks
 from paucal.data.named.table import NAMED, is_published_set
@@ -45,7 +45,7 @@ from paucal.data.sources.table_columns import find_tables, tables_of_set
 from paucal.data.sources.table_reading import LIST_SUFFIX, TABLE_SUFFIXES
 from paucal.data.sources.tables import find_train_list, open_list, open_tables
 from paucal.data.sources.voc import is_voc, open_voc
-from paucal.data.splits.part_names import PART_BY_WORD, is_named_after_part
+from paucal.data.splits.part_names import PART_BY_WORD, is_named_after_split
 from paucal.data.stores import ArrayStore, FileStore
 from paucal.data.unreadable import ReportProgress
 from paucal.types import NoLabelsError, UserError
@@ -162,9 +162,9 @@ def _open_one_location(location: str | Path, options: SourceOptions) -> ImageSet
 def _with_annotated_classes(location: str, images: ImageSet) -> ImageSet:
     """Return the images of a location, with labels from annotation files if the folders are not classes."""
     path, names = Path(location).expanduser(), images.classes
-    if len(names) < 2 or {name.lower() for name in names} & set(STRUCTURE_FOLDERS) or are_parts(names):
+    if len(names) < 2 or {name.lower() for name in names} & set(STRUCTURE_FOLDERS) or are_split_names(names):
         images = _open_tagged_or_refuse(path) or images
-    refuse_structure_folders(path, images.classes)
+    refuse_non_class_folders(path, images.classes)
     return images
 
 
@@ -205,7 +205,7 @@ def _open_image(path: Path, _: Any, options: SourceOptions) -> ImageSet:
         classes=(),
         keys=[path.name],
         labels=np.asarray([-1], dtype=np.int64),
-        declared=[""],
+        declared_splits=[""],
         store=FileStore(path.resolve().parent, [path.name]),
     )
 
@@ -229,12 +229,12 @@ def _open_classes(path: Path, _: Any, options: SourceOptions) -> ImageSet:
         tables = find_tables(path, options)
         if not tables:
             refuse_masks(open_folder(path, labelled=False))
-            refuse_structure_folders(path, tuple(subfolders_of(path)))
+            refuse_non_class_folders(path, tuple(subfolders_of(path)))
             raise
         return open_tables(tables, options)
     # If train/val/test folders contain no class folders, `open_folder` has read them as classes.
     may_lack_classes = len(images.classes) < 2 or all(
-        any(is_named_after_part(name, part) for part in set(PART_BY_WORD.values())) for name in images.classes
+        any(is_named_after_split(name, part) for part in set(PART_BY_WORD.values())) for name in images.classes
     )
     tables = find_tables(path, options) if may_lack_classes else {}
     return open_tables(tables, options) if tables else images
@@ -313,7 +313,7 @@ def open_digits(labelled: bool = True) -> ImageSet:
         classes=tuple(str(name) for name in data.target_names) if labelled else (),
         keys=[f"digits#{row}" for row in range(len(pixels))],
         labels=data.target.astype(np.int64) if labelled else np.full(len(pixels), -1, dtype=np.int64),
-        declared=[""] * len(pixels),
+        declared_splits=[""] * len(pixels),
         store=ArrayStore(pixels),
         hints=Hints(flip=False, image_size=16, epochs=16),
     )

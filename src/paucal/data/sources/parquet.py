@@ -18,7 +18,7 @@ from paucal.data.shards.stream import Stream, is_streamed, streaming_note, windo
 from paucal.data.sources.folder import is_ignored, require_readable
 from paucal.data.sources.labels import Labels
 from paucal.data.sources.parquet_columns import (
-    Columns,
+    ParquetColumns,
     StoredLabels,
     class_names,
     csv_cells,
@@ -157,7 +157,7 @@ def _open_files(files: list[RowFile], name: str, location: str, options: SourceO
         classes=labels.classes,
         keys=list(keys) if stream is None else keys,
         labels=labels.class_numbers[labelled_rows],
-        declared=list(declared) if stream is None else declared,
+        declared_splits=list(declared) if stream is None else declared,
         store=store(files[0].folder, [file.shard for file in files], columns.image, positions, keys),
         notes=(*notes, *part_notes, *stream_notes, *labels.notes),
         multi_hot=None if labels.multi_hot is None else labels.multi_hot[labelled_rows],
@@ -166,7 +166,7 @@ def _open_files(files: list[RowFile], name: str, location: str, options: SourceO
     )
 
 
-def _extra_columns(files: Sequence[RowFile], columns: Columns, rows: NDArray[np.int64]) -> dict[str, list[str]]:
+def _extra_columns(files: Sequence[RowFile], columns: ParquetColumns, rows: NDArray[np.int64]) -> dict[str, list[str]]:
     """Return the values, as CSV text, of up to 16 columns of numbers or text that are not the image or label column.
 
     `rows` are the positions of the rows to keep, counted over all files. Damaged columns are left out, since most runs
@@ -211,7 +211,7 @@ def _notes_on_missing_files(files: Sequence[RowFile]) -> list[str]:
     ]
 
 
-def _read_labels(files: Sequence[RowFile], columns: Columns) -> tuple[list[list[int]], list[StoredLabels]]:
+def _read_labels(files: Sequence[RowFile], columns: ParquetColumns) -> tuple[list[list[int]], list[StoredLabels]]:
     """Return the numbers of rows in the row groups of each file, and the labels of each file.
 
     The list of labels is empty if there is no label column.
@@ -278,7 +278,7 @@ def _are_test_labels_hidden(files: Sequence[RowFile], parts: Sequence[str]) -> b
         return False
     test_files = [file for file, part in zip(files, parts, strict=True) if part == "test"]
     try:
-        _, stored_labels = _read_labels(test_files, Columns(label_column, label_column, ()))
+        _, stored_labels = _read_labels(test_files, ParquetColumns(label_column, label_column, ()))
     except UserError:
         return False
     return all(labels.are_missing for labels in stored_labels)

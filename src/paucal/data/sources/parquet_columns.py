@@ -22,7 +22,7 @@ _MAX_EXACT_INTEGER = 2**53  # float64 represents all smaller integers exactly
 
 
 @dataclass(frozen=True)
-class Columns:
+class ParquetColumns:
     """The columns that are read from a Parquet or Arrow file.
 
     Attributes:
@@ -36,7 +36,7 @@ class Columns:
     classes: tuple[str, ...]
 
 
-def find_columns(shown_path: str, schema: pa.Schema, options: SourceOptions) -> Columns:
+def find_columns(shown_path: str, schema: pa.Schema, options: SourceOptions) -> ParquetColumns:
     """Return the columns of images and labels in a schema; `shown_path` is the path of the file for messages."""
     features = read_features(schema)
     image = options.image_column or _image_column(schema, features)
@@ -51,7 +51,7 @@ def find_columns(shown_path: str, schema: pa.Schema, options: SourceOptions) -> 
             f"{describe_columns(schema)}."
         )
     if not options.labelled:
-        return Columns(image, None, ())
+        return ParquetColumns(image, None, ())
     label = options.label_column or find_label_column(schema, features)
     if label is None or label not in schema.names:
         expected = f"'{label}'" if label else "'label' or 'labels'"
@@ -60,7 +60,7 @@ def find_columns(shown_path: str, schema: pa.Schema, options: SourceOptions) -> 
             f"{shown_path} has no label column; expected {expected}, but found {describe_columns(schema)}. "
             f"Rename the column of the classes to 'label', or choose a column with --label-column{suggested}."
         )
-    return Columns(image, label, class_names(features, label))
+    return ParquetColumns(image, label, class_names(features, label))
 
 
 def is_number_or_text(column_type: pa.DataType) -> bool:
@@ -236,7 +236,7 @@ def _are_equally_long(lengths: NDArray[np.int64]) -> bool:
 
 
 def encode_labels(
-    stored: Sequence[StoredLabels], columns: Columns, shown_path: str, separator: str | None = None
+    stored: Sequence[StoredLabels], columns: ParquetColumns, shown_path: str, separator: str | None = None
 ) -> Labels:
     """Return the classes and class numbers of all rows of several files.
 
@@ -265,7 +265,7 @@ def encode_labels(
 
 
 def _number_classes(
-    values: NDArray[Any], columns: Columns, shown_path: str
+    values: NDArray[Any], columns: ParquetColumns, shown_path: str
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Return the class names, and the class number of each value (-1 for no label)."""
     if values.dtype == object:
@@ -285,7 +285,7 @@ def _number_classes(
     return columns.classes, np.maximum(values, -1)
 
 
-def _labels_from_lists(stored: StoredLabels, columns: Columns, shown_path: str) -> Labels:
+def _labels_from_lists(stored: StoredLabels, columns: ParquetColumns, shown_path: str) -> Labels:
     assert stored.lengths is not None
     values, lengths = stored.values, stored.lengths
     rows = np.repeat(np.arange(len(lengths)), np.maximum(lengths, 0))  # row of each value
@@ -312,7 +312,7 @@ def _are_indicator_lists(values: NDArray[Any], lengths: NDArray[np.int64], rows:
 
 
 def _labels_from_indicator_lists(
-    values: NDArray[np.int64], lengths: NDArray[np.int64], columns: Columns, shown_path: str
+    values: NDArray[np.int64], lengths: NDArray[np.int64], columns: ParquetColumns, shown_path: str
 ) -> Labels:
     n_classes = int(lengths.max())
     if columns.classes and len(columns.classes) != n_classes:

@@ -52,7 +52,7 @@ class RowFile:
     def schema(self) -> pa.Schema:
         """Read the names and types of the columns, and the metadata of the file."""
         if self.is_arrow:
-            return read_arrow(self.folder.local_path(self.shard)).schema
+            return read_arrow(self.folder.fetch_shard(self.shard)).schema
         return self._query(lambda file: file.schema_arrow)
 
     def read_rows(self, column: str | None) -> RowGroups:
@@ -63,7 +63,7 @@ class RowFile:
             ArrowException: The column is damaged.
         """
         if self.is_arrow:
-            table = read_arrow(self.folder.local_path(self.shard))
+            table = read_arrow(self.folder.fetch_shard(self.shard))
             return RowGroups([table.num_rows], None if column is None else table[column])
         return self._query(
             lambda file: RowGroups(
@@ -76,7 +76,7 @@ class RowFile:
         if isinstance(self.folder, RemoteShardFolder):
             return self._query_remote(self.folder, query)
         try:
-            file = pq.ParquetFile(self.folder.local_path(self.shard), memory_map=True)
+            file = pq.ParquetFile(self.folder.fetch_shard(self.shard), memory_map=True)
         except (pa.ArrowException, OSError) as problem:
             raise self._damage_error(problem) from None
         with file:
@@ -186,7 +186,7 @@ class ArrowStore(RowStore):
 
     def _read_block(self, file: int, row: int) -> tuple[pa.ChunkedArray, int]:
         if file not in self._tables:
-            self._tables[file] = read_arrow(self._folder.local_path(self._files[file]))[self._column]
+            self._tables[file] = read_arrow(self._folder.fetch_shard(self._files[file]))[self._column]
         return self._tables[file], row
 
 
@@ -231,9 +231,9 @@ class ParquetStore(RowStore):
 
     def _open_file(self, file: int) -> pq.ParquetFile:
         try:
-            return pq.ParquetFile(self._folder.local_path(self._files[file]), memory_map=True)
+            return pq.ParquetFile(self._folder.fetch_shard(self._files[file]), memory_map=True)
         except FileNotFoundError:  # another process has deleted the copy to free space, so download the file again
-            return pq.ParquetFile(self._folder.local_path(self._files[file]), memory_map=True)
+            return pq.ParquetFile(self._folder.fetch_shard(self._files[file]), memory_map=True)
 
     def _read_group(self, reader: pq.ParquetFile, group: int) -> pa.Array:
         # Arrow's thread pool is not used, since in some Arrow versions the pool does not work after a fork.

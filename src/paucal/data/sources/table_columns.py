@@ -44,7 +44,7 @@ _MAX_SHOWN = 80  # maximum number of characters of a name in a message
 
 
 @dataclass(frozen=True)
-class Columns:
+class TableColumns:
     """Positions (from 0) of the columns of a table.
 
     Attributes:
@@ -77,7 +77,7 @@ class Columns:
         return [index for index in range(len(self.names)) if index not in used_columns][:MAX_COLUMNS]
 
     @property
-    def boxes(self) -> str:
+    def box_columns(self) -> str:
         """Names of the columns with the coordinates of boxes, joined by commas; "" if the table has no boxes."""
         plain_names = [normalise_column_name(name) for name in self.names]
         return next((", ".join(names) for names in BOX_COLUMNS if set(names) <= set(plain_names)), "")
@@ -94,7 +94,7 @@ def repeated_column_message(file: object, name: str) -> str:
     return f"{file} has several columns called {name[:_MAX_SHOWN]!r}; rename or remove all but one."
 
 
-def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -> Columns:
+def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -> TableColumns:
     """Return the columns of a table; the first row is the header, unless the row begins with the path of an image."""
     first, label_column = rows[0].cells, options.label_column
     if first[0].lower().endswith(IMAGE_SUFFIXES) and not (options.image_column or label_column):
@@ -113,7 +113,7 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
         )
     cells = [row.cells for row in rows[1:]]
     split, flags, notes = _part_columns(plain_names, first, cells)
-    columns = Columns(image, None, split, tuple(first), (), flags, tuple(notes))
+    columns = TableColumns(image, None, split, tuple(first), (), flags, tuple(notes))
     if not options.labelled:
         return columns
     if label_column is not None:
@@ -126,8 +126,8 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
             notes.append(f"{name_text}; the column {first[label]!r} has the class numbers")
         return replace(columns, label=name_column, notes=tuple(notes))
     indicators = find_indicator_columns(cells, len(first), (image, split, *(column for column, _ in flags)))
-    if not indicators or columns.boxes:
-        box_note = f" ({columns.boxes} describe boxes: use paucal detect)" if columns.boxes else ""
+    if not indicators or columns.box_columns:
+        box_note = f" ({columns.box_columns} describe boxes: use paucal detect)" if columns.box_columns else ""
         raise UserError(
             f"{file} has no known column of classes, and no columns of 1 and 0 for each class; its columns are "
             f"{_quote_names(first)}{box_note}. Choose the column with --label-column, or in paucal train a column of "
@@ -154,7 +154,7 @@ def find_tables(folder: Path, options: SourceOptions) -> dict[str, Path]:
     for subfolder in sorted(part_folders, key=lambda subfolder: PART_BY_WORD[subfolder.name.lower()] != "train"):
         part, table = PART_BY_WORD[subfolder.name.lower()], _find_table(subfolder, options)
         if table is None and "train" in tables and (same_name := subfolder / tables["train"].name).exists():
-            table = same_name if describes_images(same_name, options, must_be_readable=True) else None
+            table = same_name if is_image_table(same_name, options, must_be_readable=True) else None
         if table is not None and tables.setdefault(part, table) != table:
             raise UserError(f"{tables[part]} and {table} are both tables for {part}; keep one table.")
     return {part: tables[part] for part in ("train", "val", "test") if part in tables} if "train" in tables else {}
@@ -164,7 +164,7 @@ def _find_table(folder: Path, options: SourceOptions) -> Path | None:
     """Return the table in a folder that describes all images or the training images; None if there is no such table."""
     files = [file for file in sorted(folder.iterdir()) if file.suffix.lower() in TABLE_SUFFIXES]
     files = [file for file in files if not file.name.startswith(".") and "submission" not in file.stem.lower()]
-    tables = [file for file in files if describes_images(file, options)]
+    tables = [file for file in files if is_image_table(file, options)]
     without_part = [file for file in tables if not parse_part_name(file).part]
     candidates = without_part or select_train_files(tables) or tables[: len(tables) == 1]
     if len(candidates) > 1:
@@ -176,10 +176,10 @@ def _find_table(folder: Path, options: SourceOptions) -> Path | None:
 def tables_of_set(file: Path, options: SourceOptions) -> dict[str, Path]:
     """Return a table and the tables of other splits in the same folder, by split; the key of a single table is ""."""
     # A test table without labels, as in competitions, is not opened.
-    return files_of_set(file, lambda other: describes_images(other, options, must_be_readable=True), "tables")
+    return files_of_set(file, lambda other: is_image_table(other, options, must_be_readable=True), "tables")
 
 
-def describes_images(file: Path, options: SourceOptions, must_be_readable: bool = False) -> bool:
+def is_image_table(file: Path, options: SourceOptions, must_be_readable: bool = False) -> bool:
     """Return whether a file has a column of paths, and a column of classes or an indicator column for each class.
 
     An unreadable file raises an error if `must_be_readable`, as for files that belong to a set; otherwise the result is
@@ -218,7 +218,7 @@ def normalise_column_name(name: str) -> str:
     return re.sub(r"[\s-]+", "_", name.strip().lower())
 
 
-def _unnamed_columns(file: Path, rows: Sequence[TableRow], labelled: bool) -> Columns:
+def _unnamed_columns(file: Path, rows: Sequence[TableRow], labelled: bool) -> TableColumns:
     """Return the columns of a table without a header: the first column has paths, and the second has classes."""
     first = rows[0].cells
     numbers = [cell for cell in first[1:] if re.fullmatch(r"-?\d+(\.\d+)?", cell)]
@@ -227,7 +227,7 @@ def _unnamed_columns(file: Path, rows: Sequence[TableRow], labelled: bool) -> Co
             f"{file} has no column names, and its rows look like boxes ({', '.join(first)[:_MAX_SHOWN]}): use paucal "
             "detect, or give a table with a path and a class in each row."
         )
-    return Columns(0, 1 if len(first) > 1 and labelled else None, None)
+    return TableColumns(0, 1 if len(first) > 1 and labelled else None, None)
 
 
 def _part_columns(

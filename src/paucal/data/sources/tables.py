@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paucal.data.images import ImageSet
-from paucal.data.sources.folder import parts_of
+from paucal.data.sources.folder import splits_from_folders
 from paucal.data.sources.labels import (
     Labels,
     describe_separator,
@@ -27,7 +27,7 @@ from paucal.data.sources.locating import ListedImage, locate_images, plain_path
 from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.table_columns import (
     FLAG_VALUES,
-    Columns,
+    TableColumns,
     find_columns,
     refuse_repeated_columns,
     repeated_column_message,
@@ -47,7 +47,7 @@ class _Tables(NamedTuple):
     """The rows of all tables of a set, the columns of each table, and notes on how the tables were read."""
 
     rows: list[ListedImage]
-    columns: list[Columns]
+    columns: list[TableColumns]
     notes: list[str]
 
 
@@ -77,10 +77,10 @@ def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
         needed_text = "a path and a label" if options.labelled else "a path"
         raise UserError(f"{next(iter(files.values()))} has no row with {needed_text}; give a table of images.")
     columns = tables.columns[0]
-    located = _locate_rows(tables.rows, options.root, columns.boxes)
+    located = _locate_rows(tables.rows, options.root, columns.box_columns)
     rows, notes = _with_parts_of_folders(located.rows)
-    if columns.boxes:
-        notes.append(f"only one label per image is read; the boxes ({columns.boxes}) are not read")
+    if columns.box_columns:
+        notes.append(f"only one label per image is read; the boxes ({columns.box_columns}) are not read")
     located = located._replace(rows=rows, notes=[*located.notes, *notes])
     labels = Labels.unlabelled(len(rows))
     if columns.indicators:
@@ -91,7 +91,7 @@ def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
     return _with_extra_columns(images, located, dict(zip(files.values(), tables.columns, strict=True)))
 
 
-def _with_extra_columns(images: ImageSet, located: _LocatedRows, columns: Mapping[Path, Columns]) -> ImageSet:
+def _with_extra_columns(images: ImageSet, located: _LocatedRows, columns: Mapping[Path, TableColumns]) -> ImageSet:
     """Return the set with the extra columns of all tables; columns that a table lacks are empty for its images."""
     names_of = {file: [columns.names[index] for index in columns.extra_columns] for file, columns in columns.items()}
     positions = {file: {name: n for n, name in enumerate(names)} for file, names in names_of.items()}
@@ -131,7 +131,7 @@ def _read_tables(files: dict[str, Path], options: SourceOptions) -> _Tables:
 
 def _read_table(
     file: Path, options: SourceOptions, part_of_file: str, notes: list[str]
-) -> tuple[list[ListedImage], Columns]:
+) -> tuple[list[ListedImage], TableColumns]:
     """Return the rows and the columns of a table, and append notes for the user to `notes`."""
     try:
         rows, note = read_table(file)
@@ -156,7 +156,7 @@ def _read_table(
 
 
 def _listed_image(
-    file: Path, row: TableRow, columns: Columns, extra_columns: Sequence[int], part_of_file: str
+    file: Path, row: TableRow, columns: TableColumns, extra_columns: Sequence[int], part_of_file: str
 ) -> ListedImage:
     """Return the image that a row describes; a split in the row takes precedence over the split of the file."""
     cells, path = row.cells, row.cells[columns.image]
@@ -213,7 +213,7 @@ def _split_label_cells(tables: _Tables, options: SourceOptions) -> tuple[_Tables
 def _with_parts_of_folders(rows: list[ListedImage]) -> tuple[list[ListedImage], list[str]]:
     """Return rows with splits from the train/val/test folders of the images, and a note if any split was found."""
     keys = [row.key for row in rows]
-    folders = parts_of(keys)
+    folders = splits_from_folders(keys)
     if any(row.part for row in rows) or not all(folders) or not {"train"} < set(folders):
         return rows, []
     rows = [row._replace(part=part) for row, part in zip(rows, folders, strict=True)]
@@ -304,11 +304,11 @@ def hold_out_listed_images(images: ImageSet, folder: Path, root: Path | None = N
         rows = read_list(file, labelled=False).rows
         located = locate_images([ListedImage(row.cells[0], names[file].part, row.line, file) for row in rows], root)
         held_out_keys.update(f"{located.folder}/{key}".removeprefix(folder_prefix) for key in located.keys)
-    held_out = held_out_part(images.declared)
-    keys_and_parts = zip(images.keys, images.declared, strict=True)
+    held_out = held_out_part(images.declared_splits)
+    keys_and_parts = zip(images.keys, images.declared_splits, strict=True)
     declared = ["test" if key in held_out_keys or (part and part == held_out) else part for key, part in keys_and_parts]
     note = f"images of {' and '.join(file.name for file in test_lists)} are test images"
-    return replace(images, declared=declared, notes=(*images.notes, note))
+    return replace(images, declared_splits=declared, notes=(*images.notes, note))
 
 
 def _locate_rows(rows: Sequence[ListedImage], root: Path | None, boxes: str = "") -> _LocatedRows:
@@ -363,7 +363,7 @@ def _image_set(files: Mapping[str, Path], located: _LocatedRows, labels: Labels,
         classes=labels.classes,
         keys=keys,
         labels=labels.class_numbers,
-        declared=[row.part for row in located.rows],
+        declared_splits=[row.part for row in located.rows],
         store=FileStore(located.folder, keys),
         notes=(f"read from {' and '.join(shown_files)}", *notes, *located.notes, *labels.notes),
         multi_hot=labels.multi_hot,

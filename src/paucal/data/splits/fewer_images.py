@@ -12,7 +12,7 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 
-def take_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> Split:
+def keep_train_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> Split:
     """Keep a fraction of the training images of every class, at least one image; other images become "unused".
 
     If each image has one label, the images for a smaller fraction are a subset of those for a larger fraction with the
@@ -30,7 +30,7 @@ def take_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> 
     return _keep_counts_per_class(split, labels, kept_counts, seed, text)
 
 
-def take_few(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
+def keep_train_per_class(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
     """Keep `per_class` training images of every class; the other training images become "unused".
 
     A class with fewer images keeps all of its images, and the description says so. With the same seed, the images for a

@@ -12,7 +12,7 @@ from paucal.data.checking.survey import survey_images
 from paucal.data.images import UNKNOWN, ImageSet, Targets, reduce_images
 from paucal.data.randomness import derive_seed
 from paucal.data.sources.labels import is_missing
-from paucal.data.string_arrays import sorted_positions
+from paucal.data.string_arrays import argsort_strings
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -179,7 +179,7 @@ def refuse_divided_groups(parts: NDArray[np.str_], groups: NDArray[np.int64]) ->
         )
 
 
-def parts_of_fold(
+def splits_of_fold(
     images: ImageSet, fold: int, folds: int, seed: int, groups: NDArray[np.int64] | None
 ) -> NDArray[np.str_]:
     """Return the (N,) splits of a cross-validation run: "test" for the images of a fold, "train" for all other images.
@@ -209,7 +209,7 @@ def parts_of_fold(
     if groups is not None and len(np.unique(groups)) < folds:
         raise UserError(f"--group-by gives {counted(len(np.unique(groups)), 'group')}, too few for {folds} folds.")
     # As in all splits, folds depend on the sorted keys, not on the order of the files.
-    order, parts = sorted_positions(images.keys), np.full(len(images), "train", dtype="<U6")
+    order, parts = argsort_strings(images.keys), np.full(len(images), "train", dtype="<U6")
     if images.multi_hot is not None:
         fold_numbers = stratify_iteratively(images.multi_hot[order], [1 / folds] * folds, derive_seed(seed, folds))
         parts[order[fold_numbers == fold - 1]] = "test"

@@ -104,26 +104,26 @@ def files_of_set(file: Path, accepts: Callable[[Path], bool], noun: str) -> dict
     return {part: files[part] for part in ("train", "val", "test") if part in files} if len(files) > 1 else {"": file}
 
 
-def is_named_after_part(name: str, part: str) -> bool:
+def is_named_after_split(name: str, part: str) -> bool:
     """Return whether the words of a folder's name stand for this split alone, such as "train" in `train_images`.
 
     Example:
-        >>> is_named_after_part("train_images", "train"), is_named_after_part("latest", "test")
+        >>> is_named_after_split("train_images", "train"), is_named_after_split("latest", "test")
         (True, False)
-        >>> is_named_after_part("Validation", "val")
+        >>> is_named_after_split("Validation", "val")
         True
     """
     words = _WORD.findall(_INNER_CAPITAL.sub("_", name).lower())
     return part != "" and {PART_BY_WORD[word] for word in words if word in PART_BY_WORD} == {part}
 
 
-def part_of_name(name: str) -> str:
+def split_in_name(name: str) -> str:
     """Return the split that a word in the name of an annotation file stands for; "" if no or several splits are named.
 
     Example:
-        >>> part_of_name("instances_train2017"), part_of_name("Valid_labels"), part_of_name("latest")
+        >>> split_in_name("instances_train2017"), split_in_name("Valid_labels"), split_in_name("latest")
         ('train', 'val', '')
-        >>> part_of_name("trainVal"), part_of_name("test_of_train")
+        >>> split_in_name("trainVal"), split_in_name("test_of_train")
         ('train', '')
     """
     words = [match for word in _LETTERS_ONLY.findall(name) if (match := _PART_WORD.fullmatch(word.lower()))]
@@ -133,25 +133,25 @@ def part_of_name(name: str) -> str:
     return parts.pop() if len(parts) == 1 else ""
 
 
-def part_of_folders(path: str) -> str:
+def split_in_folders(path: str) -> str:
     """Return the split that a folder of a path is named after; "" if no folder is named after a split.
 
     Example:
-        >>> part_of_folders("images/val2017/1.jpg"), part_of_folders("Train/1.jpg"), part_of_folders("test tubes/1.jpg")
-        ('val', 'train', '')
+        >>> split_in_folders("images/val2017/1.jpg"), split_in_folders("Train/1.jpg"), split_in_folders("test
+        tubes/1.jpg") ('val', 'train', '')
     """
     matches = [match for folder in path.split("/")[:-1] if (match := _PART_FOLDER.fullmatch(folder.lower()))]
     return PART_BY_WORD[matches[0][1]] if matches else ""
 
 
-def part_fits(path: str, part: str) -> bool:
+def fits_split(path: str, part: str) -> bool:
     """Return whether no folder of a path is named after a split other than `part`; always True if `part` is ""."""
-    return part_of_folders(path) in ("", part) or not part
+    return split_in_folders(path) in ("", part) or not part
 
 
-def part_of_file(path: str) -> str:
+def split_of_file(path: str) -> str:
     """Return the split of an annotation file, from the file name or else from a folder; "" if neither names a split."""
-    return part_of_name(PurePosixPath(path).stem) or part_of_folders(path)
+    return split_in_name(PurePosixPath(path).stem) or split_in_folders(path)
 
 
 def folder_words(name: str) -> list[str]:
@@ -166,7 +166,7 @@ def folder_words(name: str) -> list[str]:
     return [word for previous, word in pairs if previous not in FOLDER_WORDS or not _YEAR.fullmatch(word)]
 
 
-def part_among_words(name: str) -> str:
+def split_among_words(name: str) -> str:
     """Return the split that a word of a folder's name stands for; "" if no or several splits are named."""
     parts = {FOLDER_WORDS[word] for word in folder_words(name) if word in FOLDER_WORDS}
     return parts.pop() if len(parts) == 1 else ""

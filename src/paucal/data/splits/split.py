@@ -13,11 +13,11 @@ from paucal.data.splits.groups import (
     group_numbers,
     move_groups,
     parse_fold,
-    parts_of_fold,
     refuse_divided_groups,
+    splits_of_fold,
     stratify_iteratively,
 )
-from paucal.data.string_arrays import RepeatedStrings, sorted_positions
+from paucal.data.string_arrays import RepeatedStrings, argsort_strings
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -123,7 +123,7 @@ def make_split(
     groups = None if group_by is None else group_numbers(image_set, group_by)
     if fold is not None:
         return _split_fold(image_set, seed, val_fraction, fold, groups, group_by)
-    if set(image_set.declared) == {"train", "val", "test"}:
+    if set(image_set.declared_splits) == {"train", "val", "test"}:
         return _declared_split(image_set, val_fraction, groups)
     parts, fractions, description = _plan_moves(image_set, seed, val_fraction, test_fraction)
     if groups is not None:
@@ -144,7 +144,7 @@ def keep_all_for_training(image_set: ImageSet) -> Split:
 
 
 def _declared_split(image_set: ImageSet, val_fraction: float, groups: NDArray[np.int64] | None) -> Split:
-    declared = np.asarray(image_set.declared)
+    declared = np.asarray(image_set.declared_splits)
     parts = np.where((declared == "val") & (val_fraction == 0), "train", declared).astype("<U6")
     if groups is not None:
         refuse_divided_groups(parts, groups)
@@ -159,10 +159,10 @@ def _plan_moves(
     image_set: ImageSet, seed: int, val_fraction: float, test_fraction: float
 ) -> tuple[NDArray[np.str_], dict[str, float], str]:
     """Return (N,) splits before images of train move to val and test, the fractions that move, and a description."""
-    declared_parts = set(image_set.declared)
+    declared_parts = set(image_set.declared_splits)
     if declared_parts in ({"train", "test"}, {"train", "val"}):
         held_out = held_out_part(declared_parts)
-        parts = np.where(np.asarray(image_set.declared) == held_out, "test", "train").astype("<U6")
+        parts = np.where(np.asarray(image_set.declared_splits) == held_out, "test", "train").astype("<U6")
         fractions = {"val": val_fraction}
         return (
             parts,
@@ -188,7 +188,7 @@ def _split_fold(
     pattern: str | None,
 ) -> Split:
     number, folds = parse_fold(fold)
-    parts = parts_of_fold(image_set, number, folds, seed, groups)
+    parts = splits_of_fold(image_set, number, folds, seed, groups)
     fractions = {"val": val_fraction}
     text = f"test is fold {number} of {folds}; {_describe_moves(fractions, seed, 'the other folds')}"
     if groups is not None:
@@ -236,7 +236,7 @@ def _move_images(
         raise UserError(f"{image_set.location} has {count}; expected at least {min_images}.")
     if image_set.classes:
         _refuse_small_classes(image_set, pool, min_images if is_single_label else 1)
-    sorted_rows = sorted_positions(image_set.keys)
+    sorted_rows = argsort_strings(image_set.keys)
     sorted_rows = sorted_rows[pool[sorted_rows]]
     if image_set.multi_hot is not None:
         # Train comes first, so that the only image of a class becomes a training image.
@@ -248,13 +248,13 @@ def _move_images(
         return parts
     for label in np.unique(image_set.labels[sorted_rows]):
         members = shuffle_class(sorted_rows[image_set.labels[sorted_rows] == label], seed, int(label))
-        for part, size in _part_sizes(len(members), fractions).items():
+        for part, size in _moved_counts(len(members), fractions).items():
             parts[members[:size]] = part
             members = members[size:]
     return parts
 
 
-def _part_sizes(count: int, fractions: Mapping[str, float]) -> dict[str, int]:
+def _moved_counts(count: int, fractions: Mapping[str, float]) -> dict[str, int]:
     """Return how many of `count` images move to each split: the rounded fraction, at least 1. At least 1 remains."""
     sizes = {part: max(1, round(count * fraction)) for part, fraction in fractions.items()}
     while sum(sizes.values()) >= count:

@@ -14,10 +14,10 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import adjust_hue
 
-from paucal.data.channels.pixels import Planes
+from paucal.data.channels.pixels import MultichannelImage
 from paucal.data.views.augmentation import Augmentation, Resize, check_probability
 from paucal.data.views.normalisation import Normalisation
-from paucal.data.views.transforms import Size, TrainTransform, ViewTransform, fit_shape, random_resized_crop
+from paucal.data.views.transforms import Size, TrainTransform, ViewTransform, match_aspect_ratio, random_resized_crop
 from paucal.types import Crops, UserError
 
 Pipeline = Literal["dino", "alike", "deit"]
@@ -86,7 +86,7 @@ class DinoCrop:
         if flip:
             view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             theta[0, 0] = -theta[0, 0]
-        is_rgb = not isinstance(view, Planes)
+        is_rgb = not isinstance(view, MultichannelImage)
         if jitter and is_rgb:
             view = jitter_colours(view)
         if grey and is_rgb:
@@ -100,14 +100,14 @@ class DinoCrop:
 
 
 class FitThenTransform:
-    """Transform that gives an image the aspect ratio of the view (`fit_shape`) before another transform crops it.
+    """Transform that gives an image the aspect ratio of the view before another transform crops it.
 
     The returned map leads from the view to the original image.
 
     Args:
         transform: Transform of the image with the new aspect ratio.
         size: (height, width) of the view; only its aspect ratio matters.
-        resize: "letterbox" or "squash"; see `transforms.fit_shape`.
+        resize: "letterbox" or "squash"; see `transforms.match_aspect_ratio`.
         normalisation: Normalisation whose mean is the colour of the bars.
     """
 
@@ -117,7 +117,7 @@ class FitThenTransform:
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
         """Return the (C, H, W) view, and the (2, 3) map from view to image coordinates (see `types.Batch.geometry`)."""
-        image, factors = fit_shape(image, self.size, self.resize, self.normalisation, "bicubic")
+        image, factors = match_aspect_ratio(image, self.size, self.resize, self.normalisation, "bicubic")
         view, theta = self.transform(image)
         return view, theta * factors
 
@@ -166,7 +166,8 @@ def build_crop_transforms(
             Not used by "deit".
         hflip: Probability of a horizontal flip.
         jitter_prob: Probability of changing the colours. Not used by "deit".
-        resize: Method that gives images the aspect ratio of `image_size` before cropping; see `transforms.fit_shape`.
+        resize: Method that gives images the aspect ratio of `image_size` before cropping; see
+            `transforms.match_aspect_ratio`.
 
     Raises:
         UserError: There is no global crop, or a value is out of range.

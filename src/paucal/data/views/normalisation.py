@@ -49,7 +49,7 @@ class Normalisation:
         mean, std = (torch.tensor(values).view(-1, 1, 1) * 255 for values in (self.mean, self.std))
         return mean, 1 / std
 
-    def undo(self, views: Tensor) -> Tensor:
+    def denormalise(self, views: Tensor) -> Tensor:
         """Convert normalised (..., C, H, W) views back to uint8 pixels of the same shape."""
         shape = (len(self.mean), 1, 1)
         mean = torch.tensor(self.mean, device=views.device).view(shape)
@@ -62,7 +62,7 @@ class Normalisation:
         If there are more than three channels, the first three are shown as red, green and blue. A single channel is
         shown as grey; with two channels, blue is 0.
         """
-        pixels = self.undo(views)[:, :RGB]
+        pixels = self.denormalise(views)[:, :RGB]
         if pixels.shape[1] == 1:
             return pixels.expand(-1, RGB, -1, -1)
         return torch.cat((pixels, pixels.new_zeros(len(pixels), RGB - pixels.shape[1], *pixels.shape[2:])), 1)
@@ -80,7 +80,7 @@ def compute_normalisation(image_set: ImageSet, indices: NDArray[np.int64], max_i
     if len(indices) == 0:
         raise ValueError("there are no images to measure the normalisation on")
     sampled = image_set.sample(max_images, indices)
-    moments = np.zeros((2, image_set.reading.channels))
+    moments = np.zeros((2, image_set.decode_options.channels))
     for index in sampled:
         store, position = locate(image_set.store, int(index))
         stored = store.entry.table.moments[position] if isinstance(store, MappedStore) else None

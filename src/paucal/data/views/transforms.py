@@ -29,7 +29,7 @@ ViewTransform = Callable[[Image.Image], tuple[Tensor, Tensor]]
 EVAL_CROP_RATIO = 224 / 256  # default `crop_ratio` of `EvalTransform`
 
 
-def fit_shape(
+def match_aspect_ratio(
     image: Image.Image, size: Size, resize: Resize, normalisation: Normalisation, interpolation: Interpolation
 ) -> tuple[Image.Image, Tensor]:
     """Give an image the aspect ratio of a view, unless a later crop does so (`resize` is "crop").
@@ -79,7 +79,7 @@ class TrainTransform:
         augmentation: Settings of the augmentation.
         normalisation: Normalisation, applied after RandAugment.
         exact_geometry: Whether the returned geometry includes RandAugment in addition to crop and flip.
-        resize: Method that gives an image the aspect ratio of the view, as the first step; see `fit_shape`.
+        resize: Method that gives an image the aspect ratio of the view, as the first step; see `match_aspect_ratio`.
 
     Example:
         >>> transform = TrainTransform((32, 32), Augmentation(), Normalisation())
@@ -110,7 +110,9 @@ class TrainTransform:
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
         """Return the (C, H, W) view, and the (2, 3) map from view to image coordinates (see `types.Batch.geometry`)."""
-        image, factors = fit_shape(image, self.size, self.resize, self.normalisation, self.augmentation.interpolation)
+        image, factors = match_aspect_ratio(
+            image, self.size, self.resize, self.normalisation, self.augmentation.interpolation
+        )
         view, theta = self._augment_then_crop(image) if self._crops_last else self._crop_then_augment(image)
         return self._erase(self.normalisation.apply(view)), theta * factors
 
@@ -135,7 +137,7 @@ class TrainTransform:
             if torch.rand((), generator=generator).item() < self.augmentation.hflip:
                 view, mirrored[index] = view[:, ::-1], -1
             views[index], corners[index] = view, (left - padding, top - padding)
-        return self.normalisation.apply_all(views), _box_geometries(corners, mirrored, height, width)
+        return self.normalisation.apply_all(views), _crop_geometries(corners, mirrored, height, width)
 
     def _crop_then_augment(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
         view, theta = self._crop_view(image)
@@ -173,7 +175,7 @@ class TrainTransform:
         left = random_int(-padding, image.width + padding - width)
         top = random_int(-padding, image.height + padding - height)
         box = (left, top, left + width, top + height)
-        return image.crop(box), box_geometry(box, image.size)  # Pillow fills the area outside of the image with black
+        return image.crop(box), crop_geometry(box, image.size)  # Pillow fills the area outside of the image with black
 
 
 class EvalTransform:
@@ -186,7 +188,7 @@ class EvalTransform:
         normalisation: Normalisation, applied last.
         crop_ratio: Fraction of the resized image's shorter side that the view covers, at most 1.
         interpolation: Resampling filter of the resize.
-        resize: Method that gives an image the aspect ratio of the view, as the first step; see `fit_shape`.
+        resize: Method that gives an image the aspect ratio of the view, as the first step; see `match_aspect_ratio`.
     """
 
     def __init__(
@@ -209,7 +211,7 @@ class EvalTransform:
         """Return the (C, H, W) view, and the (2, 3) map from view to image coordinates (see `types.Batch.geometry`)."""
         # Adding 1e-6 corrects rounding errors such as 224 / (224 / 256) = 255.99999.
         height, width = (math.floor(side / self.crop_ratio + 1e-6) for side in self.size)
-        image, factors = fit_shape(image, self.size, self.resize, self.normalisation, self.interpolation)
+        image, factors = match_aspect_ratio(image, self.size, self.resize, self.normalisation, self.interpolation)
         view, theta = cover_and_centre(image, (height, width), self.size, self.interpolation)
         return self.normalisation.apply(view), theta * factors
 
@@ -220,7 +222,7 @@ class EvalTransform:
     def transform_batch(self, images: Sequence[Pixels], seeds: Iterable[int]) -> tuple[Tensor, Tensor]:
         """Return the (N, C, H, W) views and (N, 2, 3) geometry that N single calls would return."""
         height, width, _ = images[0].shape
-        geometry = _box_geometries(np.zeros((len(images), 2)), np.ones(len(images)), height, width)
+        geometry = _crop_geometries(np.zeros((len(images), 2)), np.ones(len(images)), height, width)
         return self.normalisation.apply_all(np.stack(images)), geometry
 
 
@@ -241,7 +243,7 @@ class WholeImageTransform:
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
         """Return the (C, H, W) view, and the (2, 3) map from view to image coordinates, which is the identity."""
         view = _resize(image, self.size, self.interpolation)
-        return self.normalisation.apply(view), box_geometry((0, 0, *image.size), image.size)
+        return self.normalisation.apply(view), crop_geometry((0, 0, *image.size), image.size)
 
 
 def random_resized_crop(
@@ -251,7 +253,7 @@ def random_resized_crop(
     params = crop.make_params([image])
     left, top, width, height = (params[name] for name in ("left", "top", "width", "height"))
     box = (left, top, left + width, top + height)
-    return _resize(image.crop(box), size, interpolation), box_geometry(box, image.size)
+    return _resize(image.crop(box), size, interpolation), crop_geometry(box, image.size)
 
 
 def cover_and_centre(
@@ -266,7 +268,7 @@ def cover_and_centre(
     height, width = size
     top, left = round((image.height - height) / 2), round((image.width - width) / 2)
     box = (left, top, left + width, top + height)
-    return image.crop(box), box_geometry(box, image.size)
+    return image.crop(box), crop_geometry(box, image.size)
 
 
 def cover_size(image: Image.Image, size: Size) -> Size:
@@ -280,7 +282,7 @@ def cover_size(image: Image.Image, size: Size) -> Size:
     return height, max(width, image.width * height // image.height)
 
 
-def box_geometry(box: tuple[float, float, float, float], source: tuple[int, int]) -> Tensor:
+def crop_geometry(box: tuple[float, float, float, float], source: tuple[int, int]) -> Tensor:
     """Return the (2, 3) affine map from a view to the image that it was cropped from; the box may exceed the image.
 
     Args:
@@ -288,7 +290,7 @@ def box_geometry(box: tuple[float, float, float, float], source: tuple[int, int]
         source: (width, height) of the image in pixels.
 
     Example:
-        >>> box_geometry((0, 0, 10, 20), (20, 20))  # the left half
+        >>> crop_geometry((0, 0, 10, 20), (20, 20))  # the left half
         tensor([[ 0.5000,  0.0000, -0.5000],
                 [ 0.0000,  1.0000,  0.0000]])
     """
@@ -316,7 +318,7 @@ def _check_size(size: Size) -> None:
         raise UserError(f"the image size is {size}; expected a height and a width of at least 1 pixel.")
 
 
-def _box_geometries(corners: NDArray[np.float64], mirrored: NDArray[np.float64], height: int, width: int) -> Tensor:
+def _crop_geometries(corners: NDArray[np.float64], mirrored: NDArray[np.float64], height: int, width: int) -> Tensor:
     """Return the affine maps of N crops that have the size of the image, (N, 2, 3).
 
     `corners` are the (N, 2) left and top edges of the crops in pixels; `mirrored` is -1 for mirrored crops, else 1.

@@ -117,7 +117,7 @@ def take_rows(data: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor
     return features[rows.to(features.device)], labels[rows.to(labels.device)]
 
 
-def require_classes(labels: Tensor, images_text: str = "the training images") -> None:
+def require_two_classes(labels: Tensor, images_text: str = "the training images") -> None:
     """Raise a UserError if (N,) labels have fewer than two classes."""
     count = len(labels.unique())
     if count < 2:

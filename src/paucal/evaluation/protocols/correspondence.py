@@ -109,7 +109,7 @@ def match_cells(first: Tensor, second: Tensor, positions: Tensor, image_size: Si
     return Matches(cells, similarity, order, accuracy, (distance * is_scored).sum(1) / count)
 
 
-def correspond(
+def measure_correspondence(
     backbone: FeatureBackbone,
     loader: Iterable[Batch],
     device: torch.device | str,

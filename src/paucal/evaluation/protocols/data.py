@@ -12,10 +12,10 @@ from torchvision.datasets import VOCDetection
 from paucal.data.images import ImageSet
 from paucal.data.named.table import data_root
 from paucal.data.randomness import derive_seed
-from paucal.data.splits.fewer_images import take_few
+from paucal.data.splits.fewer_images import keep_train_per_class
 from paucal.data.splits.split import Split, make_split
 from paucal.data.stores import FileStore
-from paucal.evaluation.protocols.classifier import require_classes
+from paucal.evaluation.protocols.classifier import require_two_classes
 from paucal.evaluation.protocols.datasets import metric_of
 from paucal.metrics.measures import MetricName
 from paucal.reading import read_text
@@ -32,27 +32,27 @@ class EvaluationData:
 
     Attributes:
         labels: (N,) int64 labels in [0, K); or (N, K) labels 1, 0 or -1 (ignored) if images may have several classes.
-        parts: Positions of the images in the image set for each split: "train", "val" and "test".
+        split_positions: Positions of the images in the image set for each split: "train", "val" and "test".
         metric: Reported metric.
-        how: Sentence that says how the splits were made.
+        split_description: Sentence that says how the splits were made.
     """
 
     name: str
     images: ImageSet
     labels: Tensor
-    parts: dict[str, NDArray[np.int64]]
+    split_positions: dict[str, NDArray[np.int64]]
     n_classes: int
     metric: MetricName
-    how: str
+    split_description: str
 
     @property
     def used(self) -> NDArray[np.int64]:
         """Positions of the images of "train", then "val", then "test"; features are extracted in this order."""
-        return np.concatenate([self.parts[part] for part in PARTS])
+        return np.concatenate([self.split_positions[part] for part in PARTS])
 
     def rows(self, part: str) -> slice:
         """Return the slice of `used` with the images of a split, or of "pool" ("train" and "val" together)."""
-        train, val, test = (len(self.parts[name]) for name in PARTS)
+        train, val, test = (len(self.split_positions[name]) for name in PARTS)
         pool, total = train + val, train + val + test
         return slice(*{"train": (0, train), "val": (train, pool), "test": (pool, total), POOL: (0, pool)}[part])
 
@@ -62,7 +62,7 @@ class EvaluationData:
 
     def counts(self) -> dict[str, int]:
         """Return the number of images per split."""
-        return {part: len(self.parts[part]) for part in PARTS}
+        return {part: len(self.split_positions[part]) for part in PARTS}
 
 
 def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fraction: float | None) -> Split:
@@ -75,8 +75,8 @@ def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fra
     """
     named_fractions = (("val_fraction", val_fraction), ("test_fraction", test_fraction))
     fractions = {name: value for name, value in named_fractions if value is not None}
-    if set(images.declared) <= {"", "train"} and test_fraction is None:
-        if images.hints.train_per_class is not None and images.labelled:
+    if set(images.declared_splits) <= {"", "train"} and test_fraction is None:
+        if images.hints.train_per_class is not None and images.has_single_labels:
             return _draw_train_per_class(images, images.hints.train_per_class, seed, fractions)
         advice = images.hints.official_split_advice or "give a folder with train and test"
         raise UserError(
@@ -89,9 +89,9 @@ def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fra
 def _draw_train_per_class(images: ImageSet, per_class: int, seed: int, fractions: dict[str, float]) -> Split:
     """Draw `per_class` training images of each class; all other images are test images."""
     all_training = Split(np.full(len(images), "train", dtype="<U6"), "")
-    is_drawn = take_few(all_training, images.labels, per_class, seed).parts == "train"
+    is_drawn = keep_train_per_class(all_training, images.labels, per_class, seed).parts == "train"
     declared = np.where(is_drawn, "train", "test").tolist()
-    split = make_split(replace(images, declared=declared), seed, **fractions)  # type: ignore[arg-type]  # numbers
+    split = make_split(replace(images, declared_splits=declared), seed, **fractions)  # type: ignore[arg-type]  # numbers
     text = f"{counted(per_class, 'training image')} per class, drawn with seed {seed}; all others are test images"
     n_val = len(split.indices("val"))
     text += f"; {n_val} of the training images are used for validation" if n_val else ""
@@ -118,7 +118,7 @@ def evaluation_data(images: ImageSet, split: Split, metric: MetricName | None = 
             )
         metric = metric or "map"
     else:
-        require_classes(labels[torch.from_numpy(parts["train"])], f"the training images of {images.name}")
+        require_two_classes(labels[torch.from_numpy(parts["train"])], f"the training images of {images.name}")
         metric = metric or metric_of(images.name)
         if metric in ("map", "map11") or (metric == "roc_auc" and len(images.classes) != 2):
             raise UserError(
@@ -128,16 +128,18 @@ def evaluation_data(images: ImageSet, split: Split, metric: MetricName | None = 
     return EvaluationData(images.name, images, labels, parts, len(images.classes), metric, split.description)
 
 
-def limit(data: EvaluationData, max_images: int, seed: int) -> EvaluationData:
+def limit_split_sizes(data: EvaluationData, max_images: int, seed: int) -> EvaluationData:
     """Limit each split to at most `max_images` images, with class counts as equal as possible."""
     if max_images < data.n_classes:
         raise UserError(
             f"--max-images is {max_images}, but {data.name} has {counted(data.n_classes, 'class', 'classes')}: give at "
             f"least {data.n_classes}."
         )
-    parts = {part: balanced_sample(data.labels, indices, max_images, seed) for part, indices in data.parts.items()}
-    how = f"{data.how}; at most {counted(max_images, 'image')} of each part (seed {seed})"
-    return replace(data, parts=parts, how=how)
+    parts = {
+        part: balanced_sample(data.labels, indices, max_images, seed) for part, indices in data.split_positions.items()
+    }
+    how = f"{data.split_description}; at most {counted(max_images, 'image')} of each part (seed {seed})"
+    return replace(data, split_positions=parts, split_description=how)
 
 
 def balanced_sample(labels: Tensor, indices: NDArray[np.int64], max_images: int, seed: int) -> NDArray[np.int64]:
@@ -218,7 +220,7 @@ def open_voc2007(folder: Path) -> EvaluationData:
         classes=(),
         keys=keys,
         labels=np.full(len(keys), -1, dtype=np.int64),
-        declared=[part for part, indices in parts.items() for _ in indices],
+        declared_splits=[part for part, indices in parts.items() for _ in indices],
         store=FileStore(folder.resolve(), keys),
     )
     how = "the data's own parts"

@@ -13,7 +13,7 @@ from torch import Tensor
 from paucal.data.dataset import ViewDataset, collate
 from paucal.data.loader import make_ordered_loader
 from paucal.evaluation.protocols.classifier import FOLDS
-from paucal.evaluation.protocols.correspondence import TOP, Change, correspond, second_view
+from paucal.evaluation.protocols.correspondence import TOP, Change, measure_correspondence, second_view
 from paucal.evaluation.protocols.data import PARTS, POOL, EvaluationData
 from paucal.evaluation.protocols.features import POOLED, Advance, Extraction, FeatureKind, extract, probe_kind
 from paucal.evaluation.protocols.few_labels import LABELS_PER_CLASS, REPEATS, few_label_curve
@@ -28,11 +28,11 @@ from paucal.evaluation.protocols.linear_probe import (
     fit_probe_by_folds,
     limit_batch_size,
 )
-from paucal.evaluation.protocols.logistic import DEFAULT_SOLVER, Solver, fit_by_folds, fit_selected
+from paucal.evaluation.protocols.logistic import DEFAULT_SOLVER, SolverSettings, fit_by_folds, fit_selected
 from paucal.metrics.measures import (
     METRIC_TITLES,
-    Average,
     Mean,
+    MeanOfMeasures,
     MeanPerClass,
     Measure,
     RocAuc,
@@ -54,7 +54,7 @@ Rows = tuple[Tensor, Tensor]  # (N, D) features, and (N,) or (N, K) labels
 
 
 @dataclass(frozen=True)
-class Line:
+class ScoreKey:
     """The key of a row of the table of scores: protocol, setting and name of the score.
 
     Attributes:
@@ -76,7 +76,7 @@ class Line:
 class Outcome:
     """A model's score in one row of the table of scores."""
 
-    line: Line  # protocol, setting and name of the score
+    line: ScoreKey  # protocol, setting and name of the score
     measure: Measure  # function that returns the score given the weights of the test images in a bootstrap sample
     n_images: int  # number of test images
     note: str = ""  # selected hyperparameter, or standard deviation over repeats; "" if there is neither
@@ -104,7 +104,7 @@ class ProtocolOptions:
     features: FeatureKind = POOLED
     probe_features: FeatureKind | None = None
     extraction: Extraction = field(default_factory=Extraction)
-    solver: Solver = DEFAULT_SOLVER
+    solver: SolverSettings = DEFAULT_SOLVER
     probe: ProbeSettings = PUBLISHED
     augment: bool = False
     changes: Sequence[Change] = ("mirror", "crop")
@@ -113,7 +113,7 @@ class ProtocolOptions:
 
 
 def evaluate_backbone(
-    subject: FrozenBackbone,
+    frozen_backbone: FrozenBackbone,
     data: EvaluationData,
     protocols: Sequence[Protocol],
     options: ProtocolOptions,
@@ -131,25 +131,25 @@ def evaluate_backbone(
             f"images of {data.name} have several labels, which only the protocols logistic and correspondence support: "
             "give --protocol logistic correspondence."
         )
-    probe = options.probe_features or probe_kind(subject.backbone)
+    probe = options.probe_features or probe_kind(frozen_backbone.backbone)
     kinds = [options.features] if set(protocols) & {"knn", "logistic", "few-labels"} else []
     kinds += [probe] if "linear" in protocols else []
     features: dict[FeatureKind, Tensor] = {}
     if kinds:
-        with bar(f"features of {subject.name}") as advance:
-            features = extract(subject, data.images, data.used, kinds, options.extraction, advance)
+        with bar(f"features of {frozen_backbone.name}") as advance:
+            features = extract(frozen_backbone, data.images, data.used, kinds, options.extraction, advance)
     outcomes: list[Outcome] = []
     for protocol in protocols:
-        with bar(f"{protocol} of {subject.name}") as advance:
+        with bar(f"{protocol} of {frozen_backbone.name}") as advance:
             if protocol == "correspondence":
-                outcomes += _evaluate_correspondence(subject, data, options, advance)
+                outcomes += _evaluate_correspondence(frozen_backbone, data, options, advance)
                 continue
             kind = probe if protocol == "linear" else options.features
-            parts = _rows_by_part(features[kind].to(subject.device), data)
+            parts = _rows_by_part(features[kind].to(frozen_backbone.device), data)
             if protocol == "knn":
                 outcomes += _evaluate_knn(parts, data, options)
             elif protocol == "linear":
-                outcomes += _evaluate_linear(subject, parts, kind, data, options, advance)
+                outcomes += _evaluate_linear(frozen_backbone, parts, kind, data, options, advance)
             elif protocol == "logistic":
                 outcomes += _evaluate_logistic(parts, data, options)
             else:
@@ -172,10 +172,10 @@ def _evaluate_knn(parts: dict[str, Rows], data: EvaluationData, options: Protoco
     outcomes = []
     for k, scores in votes.items():
         for name, rank in ranks.items():
-            line = Line("knn", f"k = {k}", name, headline=prints_accuracy and k == headline)
+            line = ScoreKey("knn", f"k = {k}", name, headline=prints_accuracy and k == headline)
             outcomes.append(Outcome(line, Mean(hits(scores, truth, rank)), len(truth)))
     if not prints_accuracy:
-        line = Line("knn", f"k = {headline}", METRIC_TITLES[data.metric])
+        line = ScoreKey("knn", f"k = {headline}", METRIC_TITLES[data.metric])
         outcomes.append(Outcome(line, measure_of(data.metric, votes[headline], truth), len(truth)))
     return outcomes
 
@@ -225,9 +225,9 @@ def _classifier_outcomes(
     protocol: Literal["linear", "logistic"], scores: Tensor, truth: Tensor, data: EvaluationData, note: str
 ) -> list[Outcome]:
     measure = measure_of(data.metric, scores, truth)
-    outcomes = [Outcome(Line(protocol, "", METRIC_TITLES[data.metric]), measure, len(truth), note)]
+    outcomes = [Outcome(ScoreKey(protocol, "", METRIC_TITLES[data.metric]), measure, len(truth), note)]
     if truth.ndim == 1 and data.n_classes > TOP_5_RANK:
-        line = Line(protocol, "", TOP_5, headline=data.metric == "accuracy")
+        line = ScoreKey(protocol, "", TOP_5, headline=data.metric == "accuracy")
         outcomes.append(Outcome(line, Mean(hits(scores, truth, TOP_5_RANK)), len(truth), note))
     return outcomes
 
@@ -247,15 +247,17 @@ def _evaluate_few_labels(
     truth, prints_accuracy = parts["test"][1], data.metric == "accuracy"
     for point in curve:
         setting, n_images = f"{point.per_class} per class", point.hits.shape[1]
-        line = Line("few-labels", setting, "accuracy", headline=prints_accuracy)
+        line = ScoreKey("few-labels", setting, "accuracy", headline=prints_accuracy)
         outcomes.append(Outcome(line, Mean(point.hits.mean(0)), n_images, _describe_spread(point.accuracies)))
         if not prints_accuracy:
             if data.metric == "roc_auc":
-                average = Average([RocAuc(torch.from_numpy(margins), truth) for margins in point.margins])
+                average = MeanOfMeasures([RocAuc(torch.from_numpy(margins), truth) for margins in point.margins])
             else:
-                average = Average([MeanPerClass(draw_hits, truth.numpy(), data.n_classes) for draw_hits in point.hits])
+                average = MeanOfMeasures(
+                    [MeanPerClass(draw_hits, truth.numpy(), data.n_classes) for draw_hits in point.hits]
+                )
             values = np.array([value_of(measure, n_images) for measure in average.measures])
-            line = Line("few-labels", setting, METRIC_TITLES[data.metric])
+            line = ScoreKey("few-labels", setting, METRIC_TITLES[data.metric])
             outcomes.append(Outcome(line, average, n_images, _describe_spread(values)))
     return outcomes
 
@@ -268,15 +270,15 @@ def _describe_spread(scores: NDArray[np.float64]) -> str:
 def _evaluate_correspondence(
     subject: FrozenBackbone, data: EvaluationData, options: ProtocolOptions, advance: Advance
 ) -> list[Outcome]:
-    first, indices = subject.preprocessing.transform(), data.parts["test"]
+    first, indices = subject.preprocessing.transform(), data.split_positions["test"]
     outcomes = []
     for number, change in enumerate(options.changes):
         views = [(first, 1), (second_view(change, first), 1)]
-        dataset = ViewDataset(data.images, views, options.seed, labels=False, geometry=True)
+        dataset = ViewDataset(data.images, views, options.seed, with_labels=False, with_geometry=True)
         extraction = options.extraction
         loader = make_ordered_loader(dataset, indices, extraction.batch_size, collate, extraction.workers)
         n_before = number * len(indices)
-        accuracy, distance = correspond(
+        accuracy, distance = measure_correspondence(
             subject.backbone,
             loader,
             subject.device,
@@ -286,7 +288,10 @@ def _evaluate_correspondence(
         is_scored = ~torch.isnan(accuracy)
         rows, columns = subject.backbone.grid
         note = f"{rows}x{columns} cells, by chance {percent(1 / (rows * columns))}"
-        lines = Line("correspondence", change, "accuracy"), Line("correspondence", change, "distance error", "px")
+        lines = (
+            ScoreKey("correspondence", change, "accuracy"),
+            ScoreKey("correspondence", change, "distance error", "px"),
+        )
         for line, values in zip(lines, (accuracy, distance), strict=True):
             outcomes.append(Outcome(line, Mean(values[is_scored].numpy()), int(is_scored.sum()), note))
     return outcomes

@@ -307,7 +307,7 @@ class Extraction:
 
 
 def extract(
-    subject: FrozenBackbone,
+    frozen_backbone: FrozenBackbone,
     images: ImageSet,
     indices: NDArray[np.int64],
     kinds: Sequence[FeatureKind],
@@ -322,10 +322,14 @@ def extract(
     """
     order = np.argsort(indices, kind="stable")
     data = images_fingerprint(images, indices[order]) if extraction.cache.folder is not None else ""
-    keys = {kind: feature_key(subject.fingerprint, data, str(kind), extraction.dtype) for kind in kinds} if data else {}
+    keys = (
+        {kind: feature_key(frozen_backbone.fingerprint, data, str(kind), extraction.dtype) for kind in kinds}
+        if data
+        else {}
+    )
     cached = {kind: extraction.cache.read(key, order) for kind, key in keys.items()}
     missing = [kind for kind in dict.fromkeys(kinds) if cached.get(kind) is None]
-    computed = _compute_features(subject, images, indices, missing, extraction, progress) if missing else []
+    computed = _compute_features(frozen_backbone, images, indices, missing, extraction, progress) if missing else []
     for kind, features in zip(missing, computed, strict=True):
         require_finite(features, "images")
         cached[kind] = features

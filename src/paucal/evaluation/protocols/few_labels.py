@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paucal.data.randomness import derive_seed
 from paucal.evaluation.protocols.classifier import require_finite, require_same_width, split_rows, to_double
-from paucal.evaluation.protocols.logistic import DEFAULT_SOLVER, Solver, fit_logistic
+from paucal.evaluation.protocols.logistic import DEFAULT_SOLVER, SolverSettings, fit_logistic
 from paucal.metrics.measures import hits
 
 LABELS_PER_CLASS = (1, 2, 5, 10, 50)  # evaluated numbers of labels per class
@@ -57,7 +57,7 @@ def few_label_curve(
     per_class: Sequence[int] = LABELS_PER_CLASS,
     repeats: int = REPEATS,
     seed: int = 0,
-    solver: Solver = DEFAULT_SOLVER,
+    solver: SolverSettings = DEFAULT_SOLVER,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[CurvePoint]:
     """Fit logistic regressions to repeated draws of a few labels, and score the test images.
@@ -89,7 +89,7 @@ def few_label_curve(
 
 
 def _test_scores(
-    train: tuple[Tensor, Tensor], drawn_rows: Tensor, test: Tensor, n_classes: int, solver: Solver
+    train: tuple[Tensor, Tensor], drawn_rows: Tensor, test: Tensor, n_classes: int, solver: SolverSettings
 ) -> Tensor:
     features, labels = to_double(train[0][drawn_rows]), train[1][drawn_rows.to(train[1].device)]
     centre = features.mean(0)

@@ -223,7 +223,7 @@ def augmented_batches(
     indices, labels = rows
     plain = subject.preprocessing.transform()
     transform = TrainTransform(plain.size, PROBE_AUGMENTATION, plain.normalisation, resize=plain.resize)
-    dataset = ViewDataset(images, [(transform, 1)], settings.seed, labels=False)
+    dataset = ViewDataset(images, [(transform, 1)], settings.seed, with_labels=False)
     label_of = dict(zip(indices.tolist(), labels.tolist(), strict=True))
 
     def iterate_epoch(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:

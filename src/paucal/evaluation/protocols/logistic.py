@@ -28,9 +28,9 @@ from torch import Tensor
 from paucal.evaluation.protocols.classifier import (
     LinearClassifier,
     draw_folds,
-    require_classes,
     require_finite,
     require_same_width,
+    require_two_classes,
     take_rows,
     to_double,
     validation_score,
@@ -50,7 +50,7 @@ Fit = tuple[Tensor, Tensor, int, bool]  # weights, biases, iterations, whether t
 
 
 @dataclass(frozen=True)
-class Solver:
+class SolverSettings:
     """Backend and stopping rule of a fit.
 
     Attributes:
@@ -65,7 +65,7 @@ class Solver:
     tolerance: float = 1e-4
 
 
-DEFAULT_SOLVER = Solver()
+DEFAULT_SOLVER = SolverSettings()
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def search_strength(score: Callable[[float], float]) -> SearchResult:
 
 
 def fit_logistic(
-    features: Tensor, labels: Tensor, n_classes: int, strength: float, solver: Solver = DEFAULT_SOLVER
+    features: Tensor, labels: Tensor, n_classes: int, strength: float, solver: SolverSettings = DEFAULT_SOLVER
 ) -> LinearClassifier:
     """Fit a linear classifier by logistic regression.
 
@@ -132,7 +132,7 @@ def fit_logistic(
     require_finite(features, "training images")
     if labels.ndim == 2:
         return _fit_per_class(features, labels, strength, solver)
-    require_classes(labels)
+    require_two_classes(labels)
     class_numbers, compact_labels = labels.unique(return_inverse=True)
     if solver.backend == "torch":
         fit = fit_softmax(features, compact_labels, strength, solver)
@@ -145,9 +145,9 @@ def fit_logistic(
     return LinearClassifier(all_weights, all_biases, iterations, converged)
 
 
-def _fit_per_class(features: Tensor, labels: Tensor, strength: float, solver: Solver) -> LinearClassifier:
+def _fit_per_class(features: Tensor, labels: Tensor, strength: float, solver: SolverSettings) -> LinearClassifier:
     for number, column in enumerate(labels.T):
-        require_classes(column[column >= 0], f"the images labelled for class {number}")
+        require_two_classes(column[column >= 0], f"the images labelled for class {number}")
     if solver.backend == "torch":
         return LinearClassifier(*fit_independent(features, labels, strength, solver))
     fits = [_fit_by_sklearn(features[column >= 0], column[column >= 0], strength, solver) for column in labels.T]
@@ -155,7 +155,7 @@ def _fit_per_class(features: Tensor, labels: Tensor, strength: float, solver: So
     return LinearClassifier(torch.cat(weights), torch.cat(biases), max(iterations), all(converged))
 
 
-def _fit_by_sklearn(features: Tensor, labels: Tensor, strength: float, solver: Solver) -> Fit:
+def _fit_by_sklearn(features: Tensor, labels: Tensor, strength: float, solver: SolverSettings) -> Fit:
     model = LogisticRegression(C=1 / strength, max_iter=solver.max_iterations, tol=solver.tolerance)
     with warnings.catch_warnings():
         # For separable classes with a small penalty, the paper's maximum number of iterations is often not enough.
@@ -166,7 +166,7 @@ def _fit_by_sklearn(features: Tensor, labels: Tensor, strength: float, solver: S
     return weight, bias, iterations, iterations < solver.max_iterations
 
 
-def fit_softmax(features: Tensor, labels: Tensor, strength: float, solver: Solver) -> Fit:
+def fit_softmax(features: Tensor, labels: Tensor, strength: float, solver: SolverSettings) -> Fit:
     """Fit a softmax over the classes with torch, or a single logistic function if there are two classes.
 
     Args:
@@ -189,7 +189,7 @@ def fit_softmax(features: Tensor, labels: Tensor, strength: float, solver: Solve
     return _split_binary(fit)
 
 
-def fit_independent(features: Tensor, labels: Tensor, strength: float, solver: Solver) -> Fit:
+def fit_independent(features: Tensor, labels: Tensor, strength: float, solver: SolverSettings) -> Fit:
     """Fit one logistic function per class with torch, all at once; the inputs and the result are as in `fit_softmax`.
 
     Here, `labels` are (N, K) labels: 1, 0 or -1 (the image is ignored for the class).
@@ -212,7 +212,9 @@ def _split_binary(fit: Fit) -> Fit:
     return weight, bias, iterations, converged
 
 
-def _minimise(inputs: Tensor, outputs: int, strength: float, loss: Callable[[Tensor], Tensor], solver: Solver) -> Fit:
+def _minimise(
+    inputs: Tensor, outputs: int, strength: float, loss: Callable[[Tensor], Tensor], solver: SolverSettings
+) -> Fit:
     weight = inputs.new_zeros(outputs, inputs.shape[1], requires_grad=True)
     bias = inputs.new_zeros(outputs, requires_grad=True)
     optimizer = torch.optim.LBFGS(
@@ -252,7 +254,7 @@ def fit_selected(
     val: tuple[Tensor, Tensor],
     n_classes: int,
     metric: MetricName = "accuracy",
-    solver: Solver = DEFAULT_SOLVER,
+    solver: SolverSettings = DEFAULT_SOLVER,
     search: Callable[[Callable[[float], float]], SearchResult] = search_strength,
     both: tuple[Tensor, Tensor] | None = None,
 ) -> SelectedClassifier:
@@ -284,7 +286,10 @@ def fit_selected(
 
 
 def fit_by_folds(
-    train: tuple[Tensor, Tensor], n_classes: int, metric: MetricName = "accuracy", solver: Solver = DEFAULT_SOLVER
+    train: tuple[Tensor, Tensor],
+    n_classes: int,
+    metric: MetricName = "accuracy",
+    solver: SolverSettings = DEFAULT_SOLVER,
 ) -> SelectedClassifier:
     """Select lambda by cross-validation within the training images, then fit to all training images."""
     folds = draw_folds(train[1])

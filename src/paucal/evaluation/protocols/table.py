@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from paucal.evaluation.curves import COLOURS
-from paucal.evaluation.plots import GREY, shorten
-from paucal.evaluation.protocols.evaluate import PROTOCOLS, TOP_5, Line, Outcome
+from paucal.evaluation.plots import GREY, plot_label
+from paucal.evaluation.protocols.evaluate import PROTOCOLS, TOP_5, Outcome, ScoreKey
 from paucal.evaluation.results import stored_score
 from paucal.metrics.intervals import Bootstrap, Score
 from paucal.models.frozen import RANDOM_NAME
@@ -36,7 +36,7 @@ MARKERS = "osD^v"  # matplotlib markers; models beyond the number of colours use
 
 
 @dataclass(frozen=True)
-class Row:
+class ProtocolRow:
     """A row of the table.
 
     Attributes:
@@ -49,7 +49,7 @@ class Row:
     """
 
     data: str
-    line: Line
+    line: ScoreKey
     images: int
     scores: Mapping[str, Score]
     notes: Mapping[str, str]
@@ -64,7 +64,7 @@ class Row:
             return "tie"
         return "win" if (gain > 0) == (self.line.unit == "%") else "loss"
 
-    def clear(self, other: str) -> bool:
+    def is_clear_against(self, other: str) -> bool:
         """Return whether the interval of the paired difference excludes 0."""
         return self.gains[other].excludes_zero
 
@@ -77,13 +77,13 @@ class Row:
             "scores": {name: asdict(score) for name, score in self.scores.items()},
             "notes": dict(self.notes),
             "gains": {
-                name: {**asdict(gain), "verdict": self.verdict(name), "clear": self.clear(name)}
+                name: {**asdict(gain), "verdict": self.verdict(name), "clear": self.is_clear_against(name)}
                 for name, gain in self.gains.items()
             },
         }
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> "Row":
+    def from_dict(cls, content: Mapping[str, Any]) -> "ProtocolRow":
         """Rebuild a row from the result of `to_dict`."""
         try:
             return cls(
@@ -100,14 +100,14 @@ class Row:
             ) from problem
 
 
-def _parse_line(content: Mapping[str, Any]) -> Line:
+def _parse_line(content: Mapping[str, Any]) -> ScoreKey:
     if content["protocol"] not in PROTOCOLS or content["unit"] not in _DECIMALS:
         raise ValueError(f"unknown protocol {content['protocol']!r} or unit {content['unit']!r}")
     setting, score = str(content["setting"]), str(content["score"])
-    return Line(content["protocol"], setting, score, content["unit"], bool(content["headline"]))
+    return ScoreKey(content["protocol"], setting, score, content["unit"], bool(content["headline"]))
 
 
-def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Bootstrap) -> list[Row]:
+def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Bootstrap) -> list[ProtocolRow]:
     """Return the table rows of a data set, given the outcomes of each model."""
     first, *other_names = outcomes
     rows = []
@@ -124,11 +124,11 @@ def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Boo
             for name in other_names
             if name in by_model
         }
-        rows.append(Row(data, line, count, scores, notes, gains))
+        rows.append(ProtocolRow(data, line, count, scores, notes, gains))
     return rows
 
 
-def tally(rows: Sequence[Row], other: str) -> dict[str, int]:
+def tally(rows: Sequence[ProtocolRow], other: str) -> dict[str, int]:
     """Count the first model's wins, ties and losses against another model over the printed rows.
 
     Clear wins and clear losses, whose interval of the difference excludes 0, are also counted. A data set counts once
@@ -137,17 +137,17 @@ def tally(rows: Sequence[Row], other: str) -> dict[str, int]:
     counted_rows = [row for row in rows if row.line.headline and row.line.score != TOP_5 and other in row.gains]
     verdicts = [row.verdict(other) for row in counted_rows]
     names: tuple[Verdict, ...] = ("win", "tie", "loss")
-    clear_verdicts = [row.verdict(other) for row in counted_rows if row.clear(other)]
+    clear_verdicts = [row.verdict(other) for row in counted_rows if row.is_clear_against(other)]
     clear_counts = {"clear_wins": clear_verdicts.count("win"), "clear_losses": clear_verdicts.count("loss")}
     return {**{name: verdicts.count(name) for name in names}, **clear_counts}
 
 
-def averages(rows: Sequence[Row], protocol: str) -> dict[str, float]:
+def averages(rows: Sequence[ProtocolRow], protocol: str) -> dict[str, float]:
     """Return each model's mean, over all data sets, of the first printed score of a protocol.
 
     The last row of EsViT's Table 10 shows such means.
     """
-    first_rows: dict[str, Row] = {}
+    first_rows: dict[str, ProtocolRow] = {}
     for row in rows:
         if row.line.protocol == protocol and row.line.headline:
             first_rows.setdefault(row.data, row)
@@ -177,7 +177,7 @@ def format_score(score: Score, unit: str, sign: bool = False) -> str:
     return f"{text} [{pattern.format(factor * score.low)}, {pattern.format(factor * score.high)}]"
 
 
-def protocol_table(rows: Sequence[Row], level: float) -> Table:
+def protocol_table(rows: Sequence[ProtocolRow], level: float) -> Table:
     """Return the main rows as a table, with columns for all models and for the first model's gains over the others."""
     sets = list(dict.fromkeys(row.data for row in rows))
     has_several = len(sets) > 1  # the name of a single set is in the title instead of a column
@@ -201,7 +201,7 @@ def protocol_table(rows: Sequence[Row], level: float) -> Table:
     return table
 
 
-def remarks(rows: Sequence[Row]) -> list[str]:
+def remarks(rows: Sequence[ProtocolRow]) -> list[str]:
     """Return sentences on averages, on wins, ties and losses, and on the selected hyperparameters of each model."""
     lines = []
     sets = len({row.data for row in rows})
@@ -233,7 +233,7 @@ def _describe_verdicts(counts: Mapping[str, int]) -> str:
     return f"{text}; the interval of the difference excludes 0 {' and '.join(parts)}" if parts else text
 
 
-def _hyperparameter_notes(rows: Sequence[Row]) -> list[str]:
+def _hyperparameter_notes(rows: Sequence[ProtocolRow]) -> list[str]:
     """Return lines with the notes on selected hyperparameters; equal notes are combined into a single line."""
     lines_by_note: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
@@ -246,7 +246,7 @@ def _hyperparameter_notes(rows: Sequence[Row]) -> list[str]:
     return [f"{', '.join((data, protocol, *lines))}: {text}" for (data, protocol, text), lines in lines_by_note.items()]
 
 
-def store_table(folder: Path, rows: Sequence[Row], about: Mapping[str, Any]) -> None:
+def store_table(folder: Path, rows: Sequence[ProtocolRow], metadata: Mapping[str, Any]) -> None:
     """Write `table.csv` and `results.json`, with all rows at full precision."""
     folder.mkdir(parents=True, exist_ok=True)
     cells = []
@@ -260,16 +260,16 @@ def store_table(folder: Path, rows: Sequence[Row], about: Mapping[str, Any]) -> 
     write_text(folder / CSV_NAME, csv_text(COLUMNS, *cells))
     names = list(rows[0].scores) if rows else []
     tallies = {name: tally(rows, name) for name in names[1:]}
-    content = {**about, "tallies": tallies, "rows": [row.to_dict() for row in rows]}
+    content = {**metadata, "tallies": tallies, "rows": [row.to_dict() for row in rows]}
     write_text(folder / JSON_NAME, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
-def shown_rows(rows: Sequence[Row]) -> list[Row]:
+def shown_rows(rows: Sequence[ProtocolRow]) -> list[ProtocolRow]:
     """Return the rows that the figure shows, which are the first 60 printed rows whose unit is %."""
     return [row for row in rows if row.line.headline and row.line.unit == "%"][:60]
 
 
-def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
+def protocols_figure(rows: Sequence[ProtocolRow], level: float) -> Figure:
     """Draw the scores of all models with intervals for each row, in percent, with the first model at the top."""
     names = list(rows[0].scores)
     row_height = max(0.42, 0.14 * len(names))  # inches per row
@@ -286,7 +286,7 @@ def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
         x = np.array([index for index, _ in model_scores]) + offset
         values = np.array([100 * score.value for _, score in model_scores])
         error_bars = np.abs(100 * np.array([score.ends for _, score in model_scores]).reshape(-1, 2).T - values)
-        label = shorten(name, 34)
+        label = plot_label(name, 34)
         axes.errorbar(values, x, xerr=error_bars, fmt=marker, color=colour, ms=4.5, lw=1.3, capsize=2, label=label)
     axes.set_yticks(range(len(rows)), [_row_title(row, sets > 1) for row in rows], fontsize=9)
     axes.set(xlim=(-2, 102), ylim=(len(rows) - 0.5, -0.5))
@@ -297,7 +297,7 @@ def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
     return figure
 
 
-def _row_title(row: Row, with_data: bool) -> str:
+def _row_title(row: ProtocolRow, with_data: bool) -> str:
     line = row.line
     text = " ".join(part for part in (line.protocol, line.setting, line.score) if part)
-    return f"{shorten(row.data)}: {text}" if with_data else text
+    return f"{plot_label(row.data)}: {text}" if with_data else text

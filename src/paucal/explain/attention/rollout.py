@@ -25,13 +25,13 @@ from paucal.explain.attention.reading import AttentionRecord, read_attention, ru
 
 
 @dataclass(frozen=True, eq=False)
-class Flow:
+class TokenContributions:
     """The contributions of a layer's tokens to the network's result."""
 
     values: Tensor  # (B, tokens) contributions
     tokens: Tokens  # tokens of the layer
 
-    def resample(self, tokens: Tokens) -> "Flow":
+    def resample(self, tokens: Tokens) -> "TokenContributions":
         """Return the contributions of the tokens of an earlier stage, which may have a finer grid of patch tokens.
 
         The contribution of a merged patch token is divided among the patch tokens that were merged. A prefix token
@@ -47,12 +47,15 @@ class Flow:
             cells = resized * torch.where(new_sum == 0, 0.0, old_sum / new_sum)
         prefix = functional.pad(self.values[:, :n_prefix], (0, len(tokens.prefix) - n_prefix))
         suffix = self.values.new_zeros(len(cells), len(tokens.suffix))
-        return Flow(torch.cat((prefix, cells.flatten(1), suffix), 1), tokens)
+        return TokenContributions(torch.cat((prefix, cells.flatten(1), suffix), 1), tokens)
 
 
 def follow_back(
-    start: Flow, layers: Sequence[AttentionMap], residual_factor: float = 1.0, attention_factor: float = 1.0
-) -> Flow:
+    start: TokenContributions,
+    layers: Sequence[AttentionMap],
+    residual_factor: float = 1.0,
+    attention_factor: float = 1.0,
+) -> TokenContributions:
     """Trace contributions back from the last tokens of a network to the tokens of its first layer.
 
     In each layer, a token keeps its contribution times `residual_factor`, because of the residual connection, and
@@ -64,13 +67,14 @@ def follow_back(
     for step in reversed(_group_steps(layers)):
         flow = flow.resample(step[0].tokens)
         is_query = torch.stack([attention.query_mask() for attention in step]).any(0)
-        residual_flow = Flow(torch.where(is_query, residual_factor, 1.0) * flow.values, flow.tokens)
+        residual_flow = TokenContributions(torch.where(is_query, residual_factor, 1.0) * flow.values, flow.tokens)
         # In layers that pool their queries (MViT, Hiera, LeViT), the keys have a finer grid.
         finest = max((flow.tokens, *(attention.key_tokens for attention in step)), key=lambda tokens: tokens.cells)
         attention_flows = [
-            Flow(attention.flow(flow.values), attention.key_tokens).resample(finest).values for attention in step
+            TokenContributions(attention.flow(flow.values), attention.key_tokens).resample(finest).values
+            for attention in step
         ]
-        flow = Flow(
+        flow = TokenContributions(
             residual_flow.resample(finest).values + attention_factor * torch.stack(attention_flows).sum(0), finest
         )
     return flow
@@ -87,7 +91,7 @@ def _group_steps(layers: Sequence[AttentionMap]) -> list[list[AttentionMap]]:
     return steps
 
 
-def pooling_weights(model: nn.Module, tokens: Tokens, batch_size: int, like: Tensor) -> Flow:
+def pooling_weights(model: nn.Module, tokens: Tokens, batch_size: int, like: Tensor) -> TokenContributions:
     """Return the weights with which the classifier averages the last tokens; the weights sum to 1.
 
     The class token has weight 1. In a distilled model, the class token and the distillation token have weight 1/2 each.
@@ -101,7 +105,7 @@ def pooling_weights(model: nn.Module, tokens: Tokens, batch_size: int, like: Ten
     else:
         first = len(tokens.prefix)
         values[:, first : first + tokens.cells] = 1 / tokens.cells
-    return Flow(values, Tokens(tokens.grid, tokens.prefix))
+    return TokenContributions(values, Tokens(tokens.grid, tokens.prefix))
 
 
 @torch.no_grad()
@@ -145,7 +149,7 @@ def run_with_blocks(module: nn.Module, images: Tensor) -> tuple[AttentionRecord,
 
 def class_contributions(
     module: nn.Module, recorded: AttentionRecord, outputs: dict[str, Any], one_hot: Tensor, relevances: bool = False
-) -> Flow:
+) -> TokenContributions:
     """Return the contributions of the last tokens to the logit of a class; the contributions sum to 1.
 
     If the classifier uses a class token, the contribution of this token is 1. If the classifier uses the mean of the
@@ -169,10 +173,10 @@ def class_contributions(
         return uniform
     shares = (gradient if relevances else output.detach() * gradient).sum(-1).flatten(1).clamp(min=0)
     total = shares.sum(1, keepdim=True)
-    return Flow(torch.where(total > 0, shares / total.clamp_min(1e-30), uniform.values), layer.tokens)
+    return TokenContributions(torch.where(total > 0, shares / total.clamp_min(1e-30), uniform.values), layer.tokens)
 
 
-def roll_out(layers: list[AttentionMap], start: Flow) -> Tensor:
+def roll_out(layers: list[AttentionMap], start: TokenContributions) -> Tensor:
     """Return the product start (I + A_L) ... (I + A_1) on the patches, (B, rows, columns).
 
     A_i is the matrix of the weights in `layers[i - 1]`.

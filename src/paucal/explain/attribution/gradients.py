@@ -18,10 +18,10 @@ from paucal.explain.attention.reading import require_attention
 from paucal.explain.attention.rollout import class_contributions, roll_out, run_with_blocks
 from paucal.explain.attribution.pruning import PrunedGradients
 from paucal.explain.prepared import (
+    check_class_indices,
     compute_logits,
     one_hot_classes,
     prepare_for_hooks,
-    require_classes,
     require_classifier,
     with_gradient,
 )
@@ -166,4 +166,4 @@ def _import_captum() -> Any:
 @torch.no_grad()
 def _class_indices(module: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     logits = compute_logits(module, images[:1])
-    return require_classes(classes, logits.shape[1], len(images)).to(images.device)
+    return check_class_indices(classes, logits.shape[1], len(images)).to(images.device)

@@ -21,7 +21,7 @@ from paucal.backbones.probe import model_name
 from paucal.backbones.timm_attention import relevance_family
 from paucal.explain.attention.maps import AttentionMap
 from paucal.explain.attention.reading import run_recorded
-from paucal.explain.attention.rollout import Flow, class_contributions, roll_out, run_with_blocks
+from paucal.explain.attention.rollout import TokenContributions, class_contributions, roll_out, run_with_blocks
 from paucal.explain.attribution.relevance_mode import RelevanceMode
 from paucal.explain.prepared import one_hot_classes, prepare_for_hooks, require_classifier, with_gradient
 from paucal.types import UserError
@@ -57,7 +57,7 @@ class Relevances:
     """
 
     layers: list[LayerRelevance]
-    start: Flow
+    start: TokenContributions
 
 
 def layer_relevances(model: nn.Module, images: Tensor, classes: Tensor) -> Relevances:

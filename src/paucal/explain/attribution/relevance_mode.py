@@ -45,7 +45,7 @@ def _relevance_by_positive_products(
     return positive.detach() * shares[0] + negative.detach() * shares[1]
 
 
-class Linear(torch.autograd.Function):
+class LinearRule(torch.autograd.Function):
     """The alpha-beta rule with alpha = 1 for linear layers: only positive contributions to an output get relevance."""
 
     @staticmethod
@@ -86,7 +86,7 @@ class Convolution(torch.autograd.Function):
         return _relevance_by_positive_products(x, weight, relevance[0], apply), None, None, None
 
 
-class Unchanged(torch.autograd.Function):
+class PassThroughRule(torch.autograd.Function):
     """Pass relevance unchanged through norms, activations, softmax, dropout, and constant factors and summands."""
 
     @staticmethod
@@ -215,12 +215,12 @@ def gets_relevance(value: Any) -> bool:
 def _unchanged_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
     with torch.no_grad():
         value = func(args[0].clone(), *args[1:], **keywords)
-    return Unchanged.apply(args[0], value)  # type: ignore[return-value]
+    return PassThroughRule.apply(args[0], value)  # type: ignore[return-value]
 
 
 def _linear_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
     bias = args[2] if len(args) > 2 else keywords.get("bias")
-    return Linear.apply(args[0], args[1], bias)  # type: ignore[return-value]
+    return LinearRule.apply(args[0], args[1], bias)  # type: ignore[return-value]
 
 
 def _convolution_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
@@ -234,7 +234,7 @@ def _sum_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[st
     first, second = args[0], args[1]
     if "alpha" in keywords:
         alpha = keywords["alpha"]
-        second = Unchanged.apply(second, second.detach() * alpha) if gets_relevance(second) else second * alpha
+        second = PassThroughRule.apply(second, second.detach() * alpha) if gets_relevance(second) else second * alpha
     if gets_relevance(first) and gets_relevance(second):
         return Sum.apply(first, second)  # type: ignore[return-value]
     return _single_operand_rule(torch.add, first, second)
@@ -248,7 +248,7 @@ def _product_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dic
         # so small that the 1e-9 added in `safe_divide` is noticeable.
         unscaled, factor = getattr(first, "unscaled", (first, None)) if is_matrix_product else (first, None)
         product = ZRule.apply(torch.matmul if is_matrix_product else torch.mul, unscaled, second)
-        return product if factor is None else Unchanged.apply(product, product.detach() * factor)  # type: ignore
+        return product if factor is None else PassThroughRule.apply(product, product.detach() * factor)  # type: ignore
     if is_matrix_product:
         return func(*args, **keywords)
     scaled = _single_operand_rule(torch.mul, first, second)
@@ -268,7 +268,7 @@ def _single_operand_rule(apply: Callable[[Any, Any], Tensor], first: Any, second
         value = apply(first, second)
     if value.shape != operand.shape:  # broadcast explicitly, so that the backward pass of `expand` sums the relevance
         operand = operand.expand(value.shape)
-    return Unchanged.apply(operand, value)  # type: ignore[return-value]
+    return PassThroughRule.apply(operand, value)  # type: ignore[return-value]
 
 
 _RULES: dict[str, Callable[..., Any]] = {

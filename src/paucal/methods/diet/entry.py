@@ -37,7 +37,7 @@ def lr(facts: DataAndMachine, effective_batch: int) -> Choice:
 
 
 def _build_objective(settings: Any, spec: BackboneSpec, groups: Sequence[Crops]) -> Objective:
-    frozen_stages = lejepa.frozen_stages(settings)
+    frozen_stages = lejepa.freeze_options(settings)
     return Diet(spec, groups, settings.diet_classes, settings.diet_smoothing, settings.drop_path, frozen_stages)
 
 

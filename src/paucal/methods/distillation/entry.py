@@ -82,5 +82,5 @@ DISTILLATION_LOSS = ExtraLoss(
     paths=("teacher",),
     advice="without --add distillation: give --add distillation, or remove {flag}",
     build=_build_term,
-    settle=_adapt_teacher_to_run,
+    adapt_to_run=_adapt_teacher_to_run,
 )

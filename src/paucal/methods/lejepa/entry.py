@@ -8,7 +8,7 @@ from torch import nn
 
 from paucal.backbones.spec import BackboneSpec
 from paucal.evaluation.collapse import Verdict, find_feature_collapse
-from paucal.methods.contract import HealthScale, PretrainingMethod, Row
+from paucal.methods.contract import PretrainingMethod, Row, RunScale
 from paucal.methods.lejepa.settings import LeJepaSettings
 from paucal.objectives.base import Objective
 from paucal.objectives.finetuning import FineTuning
@@ -120,18 +120,18 @@ def build_projected(
     """
     weight, directions, width = own_options
     options = LeJepaOptions(weight, directions, width, settings.projection_hidden, seed=settings.seed)
-    objective = kind(spec, groups, options, settings.drop_path, frozen_stages(settings))
+    objective = kind(spec, groups, options, settings.drop_path, freeze_options(settings))
     if settings.processes > 1 and settings.device == "cuda":  # torch has no synchronized batch norm for CPUs
         objective.projector = nn.SyncBatchNorm.convert_sync_batchnorm(objective.projector)
     return objective
 
 
-def frozen_stages(settings: Any) -> FineTuning:
+def freeze_options(settings: Any) -> FineTuning:
     """Return the options of `--freeze`: the first stages are frozen, and all running statistics are fixed."""
     return FineTuning(freeze=settings.freeze, eval_mode=True) if settings.freeze else FineTuning()
 
 
-def judge_features(settings: Any, rows: Sequence[Row], scale: HealthScale, patience: int | None) -> Verdict | None:
+def judge_features(settings: Any, rows: Sequence[Row], scale: RunScale, patience: int | None) -> Verdict | None:
     """Return the verdict on the health of the features; see `PretrainingMethod.judge`."""
     return find_feature_collapse(rows, scale.feature_dim, **scale.limits(patience))
 

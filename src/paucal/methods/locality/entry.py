@@ -35,7 +35,7 @@ def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) ->
         raise UserError(f"--guide {settings.guide}: {problem}; give a backbone with more blocks.") from problem
 
 
-def _settle_guide(settings: Any, term: LocalityGuidance, run_images: RunImages) -> None:
+def _adapt_guide_to_run(settings: Any, term: LocalityGuidance, run_images: RunImages) -> None:
     """Refuse leaked labels, and normalise images for the guide as in the guide's training."""
     run = open_model_folder(settings.guide)
     refuse_leaks("guide", run, run_images)
@@ -49,5 +49,5 @@ LOCALITY_LOSS = ExtraLoss(
     paths=("guide",),
     advice="without --add locality: give --add locality, or remove {flag}",
     build=_build_term,
-    settle=_settle_guide,
+    adapt_to_run=_adapt_guide_to_run,
 )

@@ -8,7 +8,7 @@ from torch import nn
 
 from paucal.backbones.spec import BackboneSpec
 from paucal.evaluation.collapse import Verdict, find_collapse
-from paucal.methods.contract import HealthScale, PretrainingMethod, Row
+from paucal.methods.contract import PretrainingMethod, Row, RunScale
 from paucal.methods.self_distillation.rules import RULES
 from paucal.methods.self_distillation.settings import SelfDistillationSettings
 from paucal.objectives import Objective, SelfDistillation, SelfDistillationOptions
@@ -55,7 +55,7 @@ def _check_tasks(settings: Any) -> None:
         )
 
 
-def _judge_collapse(settings: Any, rows: Sequence[Row], scale: HealthScale, patience: int | None) -> Verdict | None:
+def _judge_collapse(settings: Any, rows: Sequence[Row], scale: RunScale, patience: int | None) -> Verdict | None:
     return find_collapse(rows, settings.out_dim, scale.feature_dim, **scale.limits(patience))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from paucal.backbones.empty_models import build_empty
 from paucal.backbones.layers import classifier_modules, is_inside
 from paucal.backbones.names import create_model, require_model_name, timm_config
-from paucal.backbones.weights.inputs import ImageInput, checkpoint_preprocessing, timm_preprocessing
+from paucal.backbones.weights.inputs import WeightsPreprocessing, checkpoint_preprocessing, timm_preprocessing
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.backbones.weights.start import StartWeights, read_complete_state
 from paucal.models.preprocessing import Preprocessing
@@ -34,7 +34,7 @@ class CheckedWeights:
     name: str  # timm name of the model
     licence: str  # name
     source: str  # origin of the weights, for messages
-    input: ImageInput  # preprocessing that the weights need
+    input: WeightsPreprocessing  # preprocessing that the weights need
     report: LoadReport
     licence_text: str = ""  # text of the licence; "" if unknown
 
@@ -71,7 +71,11 @@ def check_licence(name: str, licence: str) -> str:
 
 
 def check_weights(
-    weights: StartWeights, name: str, licence: str, licence_text: str = "", image_input: ImageInput | None = None
+    weights: StartWeights,
+    name: str,
+    licence: str,
+    licence_text: str = "",
+    image_input: WeightsPreprocessing | None = None,
 ) -> CheckedWeights:
     """Check weights by loading them into their model and running the model once.
 

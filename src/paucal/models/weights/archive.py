@@ -10,7 +10,7 @@ from typing import BinaryIO
 import safetensors.torch
 from safetensors import SafetensorError
 
-from paucal.backbones.weights.inputs import ImageInput
+from paucal.backbones.weights.inputs import WeightsPreprocessing
 from paucal.backbones.weights.start import StartWeights
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.weights.adding import CheckedWeights, check_weights
@@ -60,7 +60,7 @@ def read_archive(path: Path) -> CheckedWeights:
         card_values = parse_json(contents[CARD_ENTRY])
         licence_digest = card_values.pop("licence_sha256")
         card = parse_card(json.dumps(card_values))
-        image_input = ImageInput.from_dict(card.input)
+        image_input = WeightsPreprocessing.from_dict(card.input)
         Preprocessing.from_image_input((1, 1), image_input)  # raises an error for values out of range
     except (ValueError, TypeError, AttributeError, KeyError) as problem:
         raise UserError(f"{str(path)!r} has an invalid card ({problem}): pack the weights again.") from problem

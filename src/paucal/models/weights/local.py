@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from paucal.backbones.names import timm_config
 from paucal.backbones.weights.fetching import is_cached, require_reachable
-from paucal.backbones.weights.inputs import ImageInput, timm_preprocessing
+from paucal.backbones.weights.inputs import WeightsPreprocessing, timm_preprocessing
 from paucal.models.weights import table
 from paucal.models.weights.store import AddedWeights, file_digest, find_added, list_added
 from paucal.models.weights.table import Package, PretrainedWeights
@@ -27,10 +27,10 @@ def find_added_weights(model: str) -> AddedWeights | None:
     return find_added(model) or find_added(name_with_tag(model))
 
 
-def input_of_weights(model: str) -> ImageInput:
+def input_of_weights(model: str) -> WeightsPreprocessing:
     """Return the preprocessing that a timm model's weights need, from the card of added weights or else from timm."""
     card = find_added_weights(model)
-    return timm_preprocessing(model) if card is None else ImageInput.from_dict(card.input)
+    return timm_preprocessing(model) if card is None else WeightsPreprocessing.from_dict(card.input)
 
 
 def verified_path(package: Package) -> Path:

@@ -34,7 +34,8 @@ class AddedWeights:
         sha256: SHA-256 of the file of tensors.
         size: Size of the file of tensors in bytes.
         classes: Number of outputs of the classifier; 0 if there is no classifier.
-        input: Preprocessing of images, as a dictionary of the fields of `backbones.weights.inputs.ImageInput`.
+        input: Preprocessing of images, as a dictionary of the fields of
+            `backbones.weights.inputs.WeightsPreprocessing`.
         licence_text: Text of the licence; "" if the text is unknown.
     """
 

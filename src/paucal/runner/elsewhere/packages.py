@@ -13,25 +13,26 @@ from paucal.types import UserError
 PACKAGE_BY_CLUSTER = {"slurm": "submitit", "ray": "ray"}
 
 
-def require_package(on: str) -> None:
+def require_package(cluster: str) -> None:
     """Check that the package for --on is installed, without importing it, since Ray reads its settings on import."""
-    spec = importlib.util.find_spec(PACKAGE_BY_CLUSTER[on])
+    spec = importlib.util.find_spec(PACKAGE_BY_CLUSTER[cluster])
     if spec is None or spec.origin is None:  # a folder of that name is found, too, but has no origin
         raise UserError(
-            f'--on {on} needs the package {PACKAGE_BY_CLUSTER[on]}, which is not installed: pip install "paucal[{on}]".'
+            f"--on {cluster} needs the package {PACKAGE_BY_CLUSTER[cluster]}, which is not installed: "
+            f'pip install "paucal[{cluster}]".'
         )
 
 
-def import_package(on: str) -> Any:
+def import_package(cluster: str) -> Any:
     """Import and return the package for a value of --on."""
-    require_package(on)
+    require_package(cluster)
     try:
-        return importlib.import_module(PACKAGE_BY_CLUSTER[on])
+        return importlib.import_module(PACKAGE_BY_CLUSTER[cluster])
     except (ImportError, OSError) as problem:
         reason = " ".join(str(problem).split()) or type(problem).__name__
         raise UserError(
-            f"--on {on}: the package {PACKAGE_BY_CLUSTER[on]} cannot be imported ({reason}): reinstall it with "
-            f'pip install "paucal[{on}]".'
+            f"--on {cluster}: the package {PACKAGE_BY_CLUSTER[cluster]} cannot be imported ({reason}): "
+            f'reinstall it with pip install "paucal[{cluster}]".'
         ) from problem
 
 

@@ -40,7 +40,7 @@ def train_on_ray(command: Command, processes: int, device: str | None, threads: 
     variables = {name: value for name, value in os.environ.items() if name.startswith(("PAUCAL_", "HF_HUB_"))}
     variables["OMP_NUM_THREADS"] = str(per_task["num_cpus"])
     trainer = TorchTrainer(
-        work,
+        run_ray_worker,
         train_loop_config={"command": command, "environment": variables},
         scaling_config=ScalingConfig(
             num_workers=processes, use_gpu=bool(per_task["num_gpus"]), resources_per_worker=resources
@@ -65,7 +65,7 @@ def train_on_ray(command: Command, processes: int, device: str | None, threads: 
     return finished
 
 
-def work(config: dict[str, Any]) -> None:
+def run_ray_worker(config: dict[str, Any]) -> None:
     """Run one process of a run in a Ray worker, with the environment variables that torchrun would set.
 
     Raises:

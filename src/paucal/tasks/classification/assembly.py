@@ -10,10 +10,10 @@ from paucal.data.checking.findings import Finding
 from paucal.data.string_arrays import take_strings
 from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.calibration import DEFAULT_THRESHOLD
-from paucal.evaluation.seen_images import seen_by_initial_weights
+from paucal.evaluation.seen_images import initial_weights_overlap_remarks
 from paucal.methods.contract import RunImages
 from paucal.methods.fine_tuning import tuning_remarks
-from paucal.methods.training import build_objective, method_of, resolve_training, settle_terms, unused_by
+from paucal.methods.training import adapt_terms_to_run, build_objective, method_of, resolve_training, unused_by
 from paucal.methods.training_settings import TUNING_METHOD, TrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.features import linear_classifier
@@ -23,29 +23,36 @@ from paucal.rules.facts import DataAndMachine
 from paucal.runner.images import (
     SplitImages,
     decode_images,
-    first_reading,
+    decode_options_for_size,
+    initial_decode_options,
     open_undecoded,
-    reading_for,
-    stored_reading,
+    stored_decode_options,
     with_label_maps,
 )
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.resuming import stored_split
-from paucal.runner.starts import WeightsChoice, WeightsSource, choose_start, find_start, load_start, may_choose_start
+from paucal.runner.starts import (
+    WeightsChoice,
+    WeightsSource,
+    choose_initial_weights,
+    chooses_initial_weights,
+    find_initial_weights,
+    load_initial_weights,
+)
 from paucal.runner.time_budget import parse_duration
 from paucal.runner.trainer_inputs import hardware
 from paucal.runs import RunFolder
 from paucal.runs.folder import CHOSEN_WEIGHTS
-from paucal.settings.origins import automatic, list_origins
+from paucal.settings.origins import automatic_origin, list_origins
 from paucal.tasks.classification.auto_tune.record import TuneRecord, read_record
 from paucal.tasks.classification.auto_tune.stored_heads import load_head
 from paucal.tasks.classification.balance import set_class_weights, set_label_mode
 from paucal.tasks.classification.checks import check_new_run, check_objective
-from paucal.tasks.classification.frozen_views import FrozenViews
+from paucal.tasks.classification.frozen_views import FrozenViewActivations
 from paucal.tasks.classification.images import quick_check, split_images, too_few_for_test
-from paucal.tasks.classification.loaders import run_preprocessing
-from paucal.tasks.classification.optimization import fit_batch, plan_remarks, training_plan
+from paucal.tasks.classification.loaders import load_or_make_preprocessing
+from paucal.tasks.classification.optimization import plan_remarks, reduce_batch_to_memory, training_plan
 from paucal.tasks.classification.unlabelled_images import open_unlabelled
 from paucal.training import Plan
 from paucal.wording import counted
@@ -74,7 +81,7 @@ class TrainingSetup(RunSetup[TrainSettings]):
 
     tune_record: TuneRecord | None = None
     findings: tuple[Finding, ...] = ()
-    frozen_views: FrozenViews | None = None
+    frozen_views: FrozenViewActivations | None = None
 
 
 @dataclass(frozen=True)
@@ -117,17 +124,19 @@ def assemble(
             created. The split, the preprocessing and the auto-tuning record that the folder contains are used.
         opened: Images of the run if an earlier call has opened them; None to open them.
     """
-    chosen = _settle_settings_and_images(settings, origins, bars, run, opened)
+    chosen = _resolve_settings_and_images(settings, origins, bars, run, opened)
     images = chosen.data.images
     tune_record = _open_tune_record(chosen.settings, chosen.choice, run, in_memory=images.stream is None)
-    objective, spec, notes = _build_objective(chosen.settings, len(images.classes), images.reading.channels)
+    objective, spec, notes = _build_objective(chosen.settings, len(images.classes), images.decode_options.channels)
     if run is None and _needs_test_split(settings, chosen.data, tune_record, objective):
         return assemble(settings, origins, bars, run, split_images(settings, images, keep_test=True))
     chosen, card = _adapt_objective(chosen, objective, spec, bars, run)
     if settings.batch_size == "auto":
         chosen = _choose_batch_size(chosen, objective, card)
     settings, data = chosen.settings, chosen.data
-    load_report = load_start(chosen.weights_source, settings.model, objective, images.classes, settings.init_head)
+    load_report = load_initial_weights(
+        chosen.weights_source, settings.model, objective, images.classes, settings.init_head
+    )
     if tune_record is not None and run is not None and not run.last.exists():
         load_head(run, objective, settings.img_size)  # tuning starts from the stored head
     check_objective(objective, settings, card, data, is_new=run is None)
@@ -147,7 +156,7 @@ def assemble(
     )
 
 
-def _settle_settings_and_images(
+def _resolve_settings_and_images(
     settings: TrainSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None, opened: SplitImages | None
 ) -> _SettingsAndImages:
     """Open the images, choose the settings that were not given, and decode the images at the chosen size.
@@ -155,13 +164,13 @@ def _settle_settings_and_images(
     Settings may depend on the number of images, so they are chosen again if unreadable images were skipped.
     """
     chooses_weights = run is None and _may_choose_start(settings, origins)
-    source = WeightsSource() if chooses_weights else find_start(settings, run)
+    source = WeightsSource() if chooses_weights else find_initial_weights(settings, run)
     data, choice = opened or _open_images(settings, bars, run), WeightsChoice((), "")
     while True:
         known_settings, known_origins = settings, origins
         if chooses_weights:
-            known_settings, known_origins, choice = _choose_start(settings, origins, data)
-            source = find_start(known_settings)
+            known_settings, known_origins, choice = _choose_initial_weights(settings, origins, data)
+            source = find_initial_weights(known_settings)
         facts = _collect_facts(data, source, known_settings.init)
         all_settings, reasons = resolve_training(known_settings, facts)
         hardware(all_settings)  # refuses a missing device before images are decoded
@@ -188,9 +197,13 @@ def _adapt_objective(
     if objective.data_request.label_maps:
         with bars("reading label maps") as advance:
             data = with_label_maps(data, settings.labels, settings.method, advance)
-    preprocess = run_preprocessing(settings, data, source.input and source.input(settings.model), run)
-    held_out_keys = frozenset(key for part in ("val", "test") for key in take_strings(images.keys, data.part(part)))
-    settle_terms(settings, objective, RunImages(images, held_out_keys, Normalisation(preprocess.mean, preprocess.std)))
+    preprocess = load_or_make_preprocessing(settings, data, source.input and source.input(settings.model), run)
+    held_out_keys = frozenset(
+        key for part in ("val", "test") for key in take_strings(images.keys, data.split_indices(part))
+    )
+    adapt_terms_to_run(
+        settings, objective, RunImages(images, held_out_keys, Normalisation(preprocess.mean, preprocess.std))
+    )
     set_class_weights(settings, data, objective)
     card = ModelCard(spec, images.classes, preprocess)
     if images.multi_hot is not None:
@@ -201,7 +214,7 @@ def _adapt_objective(
 
 def _choose_batch_size(chosen: _SettingsAndImages, objective: Objective, card: ModelCard) -> _SettingsAndImages:
     """Return the settings with the largest batch size that fits in the memory."""
-    settings, reason = fit_batch(chosen.settings, chosen.data, objective, card)
+    settings, reason = reduce_batch_to_memory(chosen.settings, chosen.data, objective, card)
     origins = {name: origin for name, origin in chosen.origins.items() if name not in ("batch_size", "accumulate")}
     return replace(chosen, settings=settings, origins=origins, reasons={**chosen.reasons, "batch_size": reason})
 
@@ -219,14 +232,14 @@ def _list_remarks(
         *([choice.remark] if choice.remark else ()),
         *([PROCESSES_REMARK] if choice.candidates and settings.processes > 1 else ()),
         *images.notes,
-        *filter(None, [describe_channels(images.reading.channels)]),
+        *filter(None, [describe_channels(images.decode_options.channels)]),
         *([MULTI_LABEL_REMARK] if images.multi_hot is not None else ()),
         *(_remarks_on_unlabelled_images(settings) if is_new else ()),
         *([STREAMED_REMARK] if images.stream is not None and choice.candidates else ()),
         *(f"{finding.text}; {finding.advice}" for finding in findings if finding.level != "note"),
         *plan_remarks(settings, chosen.facts.n_train),
         *(load_report.lines() if load_report else ()),
-        *seen_by_initial_weights(settings.init, images, data.split),
+        *initial_weights_overlap_remarks(settings.init, images, data.split),
         *tuning_remarks(settings, objective),
     ]
 
@@ -235,7 +248,7 @@ def _needs_test_split(
     settings: TrainSettings, data: SplitImages, tune_record: TuneRecord | None, objective: Objective
 ) -> bool:
     """Return whether a small set needs a test split, because there is no linear probe to cross-validate."""
-    if len(data.part("test")) or not too_few_for_test(settings, data.images):
+    if len(data.split_indices("test")) or not too_few_for_test(settings, data.images):
         return False
     return tune_record is None or not tune_record.candidates or linear_classifier(objective.deployable()) is None
 
@@ -278,20 +291,20 @@ def _may_choose_start(settings: TrainSettings, origins: Mapping[str, str]) -> bo
     A run with a recipe or with label maps follows a paper, and chooses weights only with `--init auto`.
     """
     follows_paper = settings.recipe is not None or method_of(settings).label_maps
-    may_choose = may_choose_start(settings, origins, SETTINGS_OF_GIVEN_WEIGHTS)
+    may_choose = chooses_initial_weights(settings, origins, SETTINGS_OF_GIVEN_WEIGHTS)
     return may_choose and (settings.init == CHOSEN_WEIGHTS or not follows_paper)
 
 
-def _choose_start(
+def _choose_initial_weights(
     settings: TrainSettings, origins: Mapping[str, str], data: SplitImages
 ) -> tuple[TrainSettings, dict[str, str], WeightsChoice]:
     """Choose the pretrained weights, and the supervised method unless the user gave a method or a method's settings."""
-    settings, origins, choice = choose_start(settings, origins, data.facts().median_side)
+    settings, origins, choice = choose_initial_weights(settings, origins, data.facts().median_side)
     settings_without_effect = unused_by(replace(settings, method=TUNING_METHOD)) & set(origins)
     may_change_method = "method" not in origins and not settings_without_effect
     if choice.candidates and may_change_method:
         settings = replace(settings, method=TUNING_METHOD)
-        origins["method"] = automatic(
+        origins["method"] = automatic_origin(
             "the run starts from pretrained weights, for which the default method has shown no gain"
         )
     return settings, origins, choice
@@ -300,8 +313,8 @@ def _choose_start(
 def choose_image_size(data: SplitImages) -> list[int]:
     """Return the image size that a run would choose for these images, in pixels: [side] or [height, width]."""
     settings, origins = TrainSettings(), {}
-    settings, origins, _ = _choose_start(settings, origins, data)
-    facts = _collect_facts(data, find_start(settings), settings.init)
+    settings, origins, _ = _choose_initial_weights(settings, origins, data)
+    facts = _collect_facts(data, find_initial_weights(settings), settings.init)
     return list(resolve_training(settings, facts)[0].img_size)
 
 
@@ -316,7 +329,9 @@ def _open_images(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> 
     with bars("looking through shards") as advance:
         images = open_undecoded(settings, advance=advance)
     if settings.img_size is not None:
-        reading = reading_for(settings.img_size, first_reading(settings, images, stored_reading(run)))
+        reading = decode_options_for_size(
+            settings.img_size, initial_decode_options(settings, images, stored_decode_options(run))
+        )
         with bars("reading images") as advance:
             images = decode_images(images, settings, reading, advance)
     return split_images(settings, images) if run is None else SplitImages(images, stored_split(run, images))
@@ -330,9 +345,13 @@ def _decode_at_size(
     Images of `opened_data` that were decoded at a larger size are kept, since auto-tuning also trains at smaller sizes.
     """
     images = data.images
-    base_reading = images.reading if images.reading.side else first_reading(settings, images, stored_reading(run))
-    reading = reading_for(settings.img_size, base_reading)
-    current_side, needed_side = images.reading.side or 0, reading.side or 0
+    base_reading = (
+        images.decode_options
+        if images.decode_options.side
+        else initial_decode_options(settings, images, stored_decode_options(run))
+    )
+    reading = decode_options_for_size(settings.img_size, base_reading)
+    current_side, needed_side = images.decode_options.side or 0, reading.side or 0
     if current_side == needed_side or (opened_data is not None and current_side > needed_side):
         return data, False
     with bars("reading images") as advance:

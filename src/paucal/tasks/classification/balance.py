@@ -76,6 +76,6 @@ def set_class_weights(settings: TrainSettings, data: SplitImages, objective: Obj
             f"--class-weights is not supported for --method {settings.method}, which learns from label maps: "
             "use --sampling balanced."
         )
-    train, labels = data.part("train"), data.images.multi_hot
+    train, labels = data.split_indices("train"), data.images.multi_hot
     weights = balanced_weights(data.images.class_counts(train)) if labels is None else positive_weights(labels[train])
     objective.set_class_weights(weights)

@@ -13,7 +13,7 @@ from paucal.runner.images import SplitImages
 from paucal.runner.trainer_inputs import check_rates
 from paucal.tasks.classification.auto_tune.record import TuneRecord
 from paucal.tasks.classification.frozen_views import why_unsupported
-from paucal.tasks.classification.loaders import view_transform
+from paucal.tasks.classification.loaders import make_view_transform
 from paucal.types import UserError
 
 
@@ -55,7 +55,7 @@ def check_objective(
     """Refuse settings that the objective does not support."""
     if is_new and settings.unlabelled is not None:
         _check_unlabelled(settings, data.images, objective)
-    check_tuning(settings, objective, data.images.class_counts(data.part("train")).tolist())
+    check_tuning(settings, objective, data.images.class_counts(data.split_indices("train")).tolist())
     request = objective.data_request
     if settings.frozen_views and (reason := why_unsupported(settings, objective)) is not None:
         raise UserError(f"--frozen-views is not supported here: {reason}.")
@@ -65,7 +65,7 @@ def check_objective(
             f"{request.smallest_batch} images in a forward pass: give a larger --batch-size."
         )
     for crops in request.views:  # built only to refuse invalid augmentation before the run starts
-        view_transform(crops, card.preprocessing, settings, request.geometry)
+        make_view_transform(crops, card.preprocessing, settings, request.geometry)
 
 
 def _check_unlabelled(settings: TrainSettings, images: ImageSet, objective: Objective) -> None:

@@ -39,7 +39,12 @@ from paucal.tasks.classification.auto_tune.summary import (
     step_rows,
     total_seconds,
 )
-from paucal.tasks.classification.finishing import Finish, finish_model, predict_split, remove_intermediate_files
+from paucal.tasks.classification.finishing import (
+    PostTrainingChanges,
+    finish_model,
+    predict_split,
+    remove_intermediate_files,
+)
 from paucal.tasks.classification.mistakes import draw_mistakes
 from paucal.training import Outcome
 from paucal.wording import counted, images_text, percent
@@ -62,7 +67,7 @@ class FinalEvaluation:
     """The evaluation of a run's final model."""
 
     report: Report
-    finish: Finish
+    finish: PostTrainingChanges
     calibrated: Calibration | None  # None if no temperature was fitted
 
 
@@ -73,7 +78,7 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
     among all processes. Every process returns the result; only rank 0 writes files.
     """
     finish = finish_model(run, setup, outcome, console)
-    if not len(setup.data.part("test")) and (run.path / HELD_OUT_FILE).is_file():
+    if not len(setup.data.split_indices("test")) and (run.path / HELD_OUT_FILE).is_file():
         report = record_cross_validated(run, setup)
         return _write_and_print(run, setup, outcome, FinalEvaluation(report, finish, None), console)
     wait_for_all()  # until rank 0 has written the model file
@@ -85,7 +90,9 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
         report = _make_report(setup, predictions, finish)
         return Result(run.path, report, outcome.seconds)
     chance = {f"train_{name}": value for name, value in setup.objective.chance_levels().items()}
-    save_curves(run, outcome.rows, len(setup.data.part("train")), chance=chance, best=setup.best_epoch(outcome))
+    save_curves(
+        run, outcome.rows, len(setup.data.split_indices("train")), chance=chance, best=setup.best_epoch(outcome)
+    )
     report = _write_evaluation(run, setup, predictions)
     calibrated = calibration(uncalibrated, finish.temperature, finish.images) if finish.images else None
     if not setup.card.is_multi_label:
@@ -104,7 +111,7 @@ def _write_and_print(
     return Result(run.path, evaluation.report, outcome.seconds)
 
 
-def _make_report(setup: TrainingSetup, predictions: Predictions, finish: Finish) -> Report:
+def _make_report(setup: TrainingSetup, predictions: Predictions, finish: PostTrainingChanges) -> Report:
     """Return the report on the test predictions, without writing it."""
     classes = setup.card.classes
     if setup.card.is_multi_label:
@@ -125,7 +132,7 @@ def record_cross_validated(run: RunFolder, setup: TrainingSetup) -> Report:
 
     The accuracy is the mean over all repeats of the cross-validation; tables and plots show the first repeat.
     """
-    held_out, train = read_held_out(run), torch.from_numpy(setup.data.part("train"))
+    held_out, train = read_held_out(run), torch.from_numpy(setup.data.split_indices("train"))
     first_repeat = Predictions(train[held_out.rows], held_out.logits[0].float(), held_out.labels)
     images, classes, repeated = setup.data.images, setup.card.classes, (held_out.is_correct.numpy(), held_out.folds)
     labels = _train_labels(setup)
@@ -133,14 +140,14 @@ def record_cross_validated(run: RunFolder, setup: TrainingSetup) -> Report:
 
 
 def _train_labels(setup: TrainingSetup) -> torch.Tensor:
-    return torch.from_numpy(setup.data.images.labels[setup.data.part("train")]).long()
+    return torch.from_numpy(setup.data.images.labels[setup.data.split_indices("train")]).long()
 
 
 def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation) -> dict[str, Any]:
     """Return the content of `summary.json` without the next steps; the report page shows this content."""
     data, card, finish = setup.data, setup.card, evaluation.finish
     per_class = {
-        part: dict(zip(card.classes, data.images.class_counts(data.part(part)).tolist(), strict=True))
+        part: dict(zip(card.classes, data.images.class_counts(data.split_indices(part)).tolist(), strict=True))
         for part in data.counts()
     }
     scored = scored_part(evaluation.report).replace("-", "_")
@@ -189,7 +196,7 @@ def result_lines(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluat
     ]
 
 
-def kept_text(run: RunFolder, setup: TrainingSetup, outcome: Outcome, finish: Finish) -> str:
+def kept_text(run: RunFolder, setup: TrainingSetup, outcome: Outcome, finish: PostTrainingChanges) -> str:
     """Return a text on which model was kept and why, with the image size of the model if tuning used another size."""
     text = describe_kept_model(setup.tune_record, outcome, finish, setup.is_selected)
     height, width = read_card(run).backbone.image_size

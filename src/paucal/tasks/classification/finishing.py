@@ -38,7 +38,7 @@ LOSS_COLUMN = "val_loss"
 
 
 @dataclass(frozen=True)
-class Finish:
+class PostTrainingChanges:
     """Changes of a trained model before its evaluation.
 
     Attributes:
@@ -67,7 +67,7 @@ class Finish:
 
 def make_validation(setup: TrainingSetup) -> Validation:
     """Return the `Validation` that scores epochs and selects the best epoch; the run must have validation images."""
-    floor = None if setup.tune_record is None else setup.tune_record.floor
+    floor = None if setup.tune_record is None else setup.tune_record.score_to_beat
     predict = make_val_predictor(setup.data, setup.card.preprocessing, setup.settings)
 
     def score(module: nn.Module, device: torch.device) -> Mapping[str, float]:
@@ -76,18 +76,18 @@ def make_validation(setup: TrainingSetup) -> Validation:
     return Validation(score, setup.data.primary_metric.column, LOSS_COLUMN, floor, setup.settings.soup)
 
 
-def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Console) -> Finish:
+def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Console) -> PostTrainingChanges:
     """Average the weights of epochs, refit the head, calibrate the model, and store the improved model.
 
     Averaged weights or a refitted head are kept only if they are better on the validation images. The validation images
     are divided among all processes. Every process returns the result; only rank 0 writes files. A run that is killed
     during this step repeats the step when the run is resumed.
     """
-    if not len(setup.data.part("val")):
-        return Finish()
+    if not len(setup.data.split_indices("val")):
+        return PostTrainingChanges()
     wait_for_all()  # until rank 0 has written the files
     validation = make_validation(setup)
-    finish, epoch_store = Finish(), kept_epochs(run, validation)
+    finish, epoch_store = PostTrainingChanges(), kept_epochs(run, validation)
     if epoch_store is not None and outcome.rows:
         finish, tuned = _try_average(run, setup, outcome, epoch_store, validation, console)
         if tuned is not None:
@@ -142,7 +142,7 @@ def _replace_model(run: RunFolder, model: TrainedModel, card: ModelCard) -> None
 def remove_intermediate_files(run: RunFolder, setup: TrainingSetup) -> None:
     """Remove the files that are not needed once the model is final, such as the weights of single epochs."""
     (run.path / FROZEN_FILE).unlink(missing_ok=True)
-    if len(setup.data.part("val")) and (epoch_store := kept_epochs(run, make_validation(setup))) is not None:
+    if len(setup.data.split_indices("val")) and (epoch_store := kept_epochs(run, make_validation(setup))) is not None:
         epoch_store.clear()
 
 
@@ -165,14 +165,14 @@ def _try_average(
     epoch_store: KeptEpochs,
     validation: Validation,
     console: Console,
-) -> tuple[Finish, _TunedWeights | None]:
+) -> tuple[PostTrainingChanges, _TunedWeights | None]:
     """Average stored epochs while the validation score improves; save the average if it beats the run's model.
 
     Returns the change of the model, and the best tuned weights; None instead of the weights if no epoch is stored.
     """
     files = broadcast_value(epoch_store.best_files(outcome.rows))  # all processes must choose the same epochs
     if not files:
-        return Finish(), None
+        return PostTrainingChanges(), None
     # Averages are evaluated in a new network, since the trained network may be sharded.
     measure = setup.data.primary_metric
     module = replace(setup.card.backbone, pretrained=False).build().model.eval()
@@ -191,7 +191,7 @@ def _try_average(
     tuned = _TunedWeights(module, epochs, score[0])
     by_loss = broadcast_value(not outcome.best and score <= best and _is_better_than_first(setup, tuned))
     if not by_loss and (len(chosen_files) < 2 or score <= best):
-        return Finish(), tuned
+        return PostTrainingChanges(), tuned
     if rank() == 0:
         save_trained(run, module, setup.card)
     wait_for_all()
@@ -201,7 +201,7 @@ def _try_average(
         f"({', '.join(map(str, epochs))}): {measure.format_score(score[0], 'validation images')}, {runner_up} "
         f"{percent(best[0])}"
     )
-    return Finish(epochs, score[0], by_loss=by_loss), tuned
+    return PostTrainingChanges(epochs, score[0], by_loss=by_loss), tuned
 
 
 def _is_better_than_first(setup: TrainingSetup, tuned: _TunedWeights) -> bool:
@@ -218,8 +218,13 @@ def _validation_losses(setup: TrainingSetup, module: nn.Module) -> list[float]:
 
 
 def _try_refitted_head(
-    run: RunFolder, setup: TrainingSetup, outcome: Outcome, finish: Finish, tuned: _TunedWeights, console: Console
-) -> Finish:
+    run: RunFolder,
+    setup: TrainingSetup,
+    outcome: Outcome,
+    finish: PostTrainingChanges,
+    tuned: _TunedWeights,
+    console: Console,
+) -> PostTrainingChanges:
     """Fit heads to the features of the tuned network, and keep the best head if it improves on the run's model."""
     record = setup.tune_record
     first = None if record is None else record.first_model
@@ -235,7 +240,7 @@ def _try_refitted_head(
     if not broadcast_value(better):  # all processes follow rank 0, since fits on other processes may differ slightly
         return finish
     if rank() == 0:
-        save_trained(run, *refitted.deployed(tuned.module, setup.card))
+        save_trained(run, *refitted.copy_network_with_head(tuned.module, setup.card))
     wait_for_all()
     score_text = setup.data.primary_metric.format_score(refitted.score, "validation images")
     by_loss = refitted.score <= score
@@ -272,7 +277,7 @@ def predict_split(
     model: TrainedModel, setup: TrainingSetup, split: str, progress: AbstractContextManager[Advance]
 ) -> Predictions:
     """Return the predictions of a model for one split, such as "val"."""
-    indices = setup.data.part(split)
+    indices = setup.data.split_indices(split)
     loader = eval_loader(setup.data, indices, model.card.preprocessing, setup.settings)
     with progress as advance:
         return predict_all(model.module, loader, model.device, progress=lambda done: advance(done, len(indices)))

@@ -30,7 +30,7 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.objectives import Objective, Supervised
 from paucal.runner.images import SplitImages
 from paucal.runner.loaders import step_loader
-from paucal.tasks.classification.loaders import view_dataset
+from paucal.tasks.classification.loaders import make_view_dataset
 from paucal.training import Plan
 from paucal.types import Batch, Progress, UserError
 
@@ -45,7 +45,7 @@ Advance = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class FrozenViews:
+class FrozenViewActivations:
     """Activations of the frozen stages for V views of each of the N training images.
 
     Attributes:
@@ -98,7 +98,7 @@ class FrozenViews:
 
 
 class _ActivationDataset(Dataset[Sample]):
-    def __init__(self, views: FrozenViews, targets: Targets) -> None:
+    def __init__(self, views: FrozenViewActivations, targets: Targets) -> None:
         self._views, self._targets = views, targets
 
     def __getitems__(self, keys: list[SampleKey]) -> list[Sample]:  # called by `DataLoader`, once per batch
@@ -119,7 +119,7 @@ def why_unsupported(settings: TrainSettings, objective: Objective) -> str | None
 
 
 @contextmanager
-def compute_views(
+def compute_view_activations(
     folder: Path,
     data: SplitImages,
     images: NDArray[np.int64],
@@ -127,7 +127,7 @@ def compute_views(
     settings: TrainSettings,
     objective: Objective,
     advance: Advance | None = None,
-) -> Iterator[FrozenViews]:
+) -> Iterator[FrozenViewActivations]:
     """Compute the activations of `settings.frozen_views` views of some images, for use within the block.
 
     The activations are stored in a memory-mapped file in `folder`. `images` are the (N,) indices of the images in the
@@ -138,7 +138,7 @@ def compute_views(
     rows = np.full(len(data.images), -1, dtype=np.int64)
     rows[images] = np.arange(len(images))
     stages = FrozenStages(objective.deployable(), settings.freeze if isinstance(settings.freeze, int) else 0)
-    dataset = view_dataset(data, preprocess, settings, objective.data_request)
+    dataset = make_view_dataset(data, preprocess, settings, objective.data_request)
     size = inference_batch_size(preprocess.image_size, settings.device)
     objective.to(settings.device)
     stored_activations: Tensor | None = None
@@ -156,7 +156,7 @@ def compute_views(
                 if advance is not None:
                     advance(n_stored, n_views * len(images))
         assert stored_activations is not None
-        yield FrozenViews(stages, stored_activations, rows, n_views)
+        yield FrozenViewActivations(stages, stored_activations, rows, n_views)
     finally:
         stages.close()
 
@@ -166,11 +166,11 @@ def _compute_activations(stages: FrozenStages, objective: Objective, batch: Batc
     assert isinstance(objective, Supervised)
     objective.train()
     objective.tuner.set_modes(_FIRST_STEP)  # frozen stages are always in evaluation mode
-    with autocast(settings):
+    with training_autocast(settings):
         return stages.activations(batch.views[0].to(settings.device))
 
 
-def autocast(settings: TrainSettings) -> torch.autocast:
+def training_autocast(settings: TrainSettings) -> torch.autocast:
     """Return the autocast context of a training step."""
     dtype = torch.float16 if settings.precision == "16-mixed" else torch.bfloat16
     return torch.autocast(settings.device, dtype, enabled=settings.precision != "32-true")
@@ -183,7 +183,7 @@ def _check_frozen_stages(
     repeated = _compute_activations(stages, objective, batch, settings)
     model = objective.deployable().eval()
     images = batch.views[0].to(settings.device)
-    with torch.no_grad(), autocast(settings):
+    with torch.no_grad(), training_autocast(settings):
         logits = model(images)
         resumed = model(stages.resume_from(activations))
         stages.forget_activations()

@@ -8,7 +8,7 @@ from paucal.data.checking.pictures import exact_copy_findings
 from paucal.data.checking.related import group_by_digest
 from paucal.data.checking.survey import digest_of
 from paucal.data.images import ImageSet
-from paucal.data.splits.fewer_images import limit_val, take_few, take_fraction
+from paucal.data.splits.fewer_images import keep_train_fraction, keep_train_per_class, limit_val
 from paucal.data.splits.split import keep_all_for_training, make_split
 from paucal.data.splits.split_csv import read_split
 from paucal.methods.training_settings import TrainSettings
@@ -33,7 +33,7 @@ def too_few_for_test(settings: TrainSettings, images: ImageSet) -> bool:
         and settings.epochs in (None, 0)  # only a probe is cross-validated, not a network trained for more epochs
         and images.stream is None
         and images.multi_hot is None
-        and set(images.declared) <= {"", "train"}
+        and set(images.declared_splits) <= {"", "train"}
         and len(images) < MIN_PER_CLASS * len(images.classes)
     )
 
@@ -57,9 +57,9 @@ def split_images(settings: TrainSettings, images: ImageSet, keep_test: bool = Fa
     if settings.fraction is not None and settings.few_labels is not None:
         raise UserError("--fraction and --few-labels both reduce the training images; give only one of the two.")
     if settings.fraction is not None:
-        split = take_fraction(split, images.targets, settings.fraction, settings.seed)
+        split = keep_train_fraction(split, images.targets, settings.fraction, settings.seed)
     elif settings.few_labels is not None:
-        split = take_few(split, images.targets, settings.few_labels, settings.seed)
+        split = keep_train_per_class(split, images.targets, settings.few_labels, settings.seed)
     else:
         return SplitImages(images, split)
     return SplitImages(images, limit_val(split, images.targets, settings.seed))
@@ -71,7 +71,7 @@ def quick_check(data: SplitImages, seconds: float = MAX_READING_SECONDS) -> list
     Files are read for at most `seconds` to find copies.
     """
     images = data.images
-    checked_set = CheckedSet(images, data.split.parts, len(set(images.declared)) > 1)
+    checked_set = CheckedSet(images, data.split.parts, len(set(images.declared_splits)) > 1)
     digests = None if images.stream is not None else _file_digests(images, seconds)
     # Leave out the notes of the image source, which the run prints itself.
     findings = [finding for finding in label_findings(checked_set) if finding.name != "source"]

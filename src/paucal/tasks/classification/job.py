@@ -10,10 +10,10 @@ from paucal.data.loader import TrainLoader
 from paucal.methods.training import check_used, paths_of_methods, terms_of, with_recipe
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.console import Console
-from paucal.runner.images import pin_data
+from paucal.runner.images import with_absolute_data_paths
 from paucal.runner.job import Bars, EpochListener, Job
-from paucal.runner.starts import pin_start, without_none_init
-from paucal.runner.time_budget import keep_one_length
+from paucal.runner.starts import with_absolute_init_path, without_none_init
+from paucal.runner.time_budget import choose_time_or_epochs
 from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges
 from paucal.settings.shared import DataSettings
@@ -21,12 +21,12 @@ from paucal.tasks.classification.assembly import TrainingSetup, assemble
 from paucal.tasks.classification.auto_tune.auto_tune import auto_tune
 from paucal.tasks.classification.conclusion import Result, conclude
 from paucal.tasks.classification.finishing import make_validation
-from paucal.tasks.classification.frozen_views import compute_views
+from paucal.tasks.classification.frozen_views import compute_view_activations
 from paucal.tasks.classification.images import write_findings
 from paucal.tasks.classification.loaders import draw_eval_images, draw_training_images, train_loader
 from paucal.tasks.classification.optimization import optimization
 from paucal.training import Optimization, Outcome, Validation
-from paucal.training.failures import memory_advice
+from paucal.training.failures import advise_on_memory_errors
 from paucal.types import UserError
 from paucal.writing import write_atomically
 
@@ -58,14 +58,14 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         settings, origins = with_recipe(settings, origins)
         check_used(settings, origins)
         check_ranges(settings)
-        return keep_one_length(settings, origins), origins
+        return choose_time_or_epochs(settings, origins), origins
 
-    def pin(self, settings: TrainSettings) -> TrainSettings:
+    def with_absolute_paths(self, settings: TrainSettings) -> TrainSettings:
         """Return settings with absolute paths."""
         if settings.unlabelled is not None:
             unlabelled_settings = DataSettings(data=settings.unlabelled, data_root=settings.data_root)
-            settings = replace(settings, unlabelled=pin_data(unlabelled_settings).data)
-        return pin_start(pin_data(settings, {*paths_of_methods(), "split"}))
+            settings = replace(settings, unlabelled=with_absolute_data_paths(unlabelled_settings).data)
+        return with_absolute_init_path(with_absolute_data_paths(settings, {*paths_of_methods(), "split"}))
 
     def assemble(
         self, settings: TrainSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
@@ -77,17 +77,17 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         """Return one line that describes the model and the method."""
         return f"{setup.describe()}; method: {setup.settings.method}"
 
-    def needs_preliminary_steps(self, setup: TrainingSetup) -> bool:
+    def needs_preliminary_work(self, setup: TrainingSetup) -> bool:
         """Return whether trial steps must run first, from which auto-tuning chooses the number of epochs."""
         return setup.tune_record is not None and not setup.tune_record.plan
 
-    def make_preliminary_steps(self, run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
+    def run_preliminary_work(self, run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
         """Auto-tune the run.
 
         If the run has pretrained weights, fit a probe and run short trials. Then choose the number of epochs. All
         results are stored in the run folder. Returns False if a signal stopped a trial.
         """
-        with memory_advice(setup.plan):
+        with advise_on_memory_errors(setup.plan):
             return auto_tune(run, setup, console)
 
     def write_beginning(self, run: RunFolder, setup: TrainingSetup) -> None:
@@ -112,10 +112,10 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         with ExitStack() as stack:
             with console.progress("activations of the frozen stages") as advance:
                 views = stack.enter_context(
-                    compute_views(
+                    compute_view_activations(
                         run.path,
                         setup.data,
-                        images=setup.data.part("train"),
+                        images=setup.data.split_indices("train"),
                         preprocess=setup.card.preprocessing,
                         settings=setup.settings,
                         objective=setup.objective,
@@ -141,7 +141,7 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
 
         None if the run has no validation images; the last epoch is then kept.
         """
-        return make_validation(setup) if len(setup.data.part("val")) else None
+        return make_validation(setup) if len(setup.data.split_indices("val")) else None
 
     def conclude(
         self, run: RunFolder, setup: TrainingSetup, outcome: Outcome, listener: EpochListener, console: Console

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from paucal.backbones.weights.inputs import ImageInput, from_scratch_preprocessing
+from paucal.backbones.weights.inputs import WeightsPreprocessing, from_scratch_preprocessing
 from paucal.data.dataset import ViewDataset
 from paucal.data.images import evenly_spaced
 from paucal.data.loader import CachedBatches, TrainLoader
@@ -31,8 +31,8 @@ from paucal.types import Crops, DataRequest, height_and_width
 PADDING_DIVISOR = 8  # the padding of a padded crop is 1/8 of the image size
 
 
-def run_preprocessing(
-    settings: TrainSettings, data: SplitImages, weights_input: ImageInput | None, run: RunFolder | None
+def load_or_make_preprocessing(
+    settings: TrainSettings, data: SplitImages, weights_input: WeightsPreprocessing | None, run: RunFolder | None
 ) -> Preprocessing:
     """Return the preprocessing stored in `run`, or else the preprocessing for the settings.
 
@@ -41,17 +41,17 @@ def run_preprocessing(
     stored = stored_preprocessing(run)
     if stored is not None and stored.image_size == height_and_width(settings.img_size):
         return stored  # stored preprocessing for another image size belongs to the probe
-    reading = data.images.reading
-    chosen_input = preprocessing(
+    reading = data.images.decode_options
+    chosen_input = make_preprocessing(
         settings, normalisation(settings, data, weights_input), weights_input, reading.value_range
     )
     return replace(chosen_input, channel_ranges=reading.channel_ranges)
 
 
-def preprocessing(
+def make_preprocessing(
     settings: TrainSettings,
     statistics: Normalisation,
-    weights_input: ImageInput | None = None,
+    weights_input: WeightsPreprocessing | None = None,
     value_range: tuple[float, float] | None = None,
 ) -> Preprocessing:
     """Return the preprocessing of the deployed model.
@@ -61,7 +61,7 @@ def preprocessing(
     """
     size = height_and_width(settings.img_size)
     recipe = None if settings.recipe is None else RECIPES.get(settings.recipe)
-    recipe_input = ImageInput() if recipe is not None and recipe.imagenet_crop else None
+    recipe_input = WeightsPreprocessing() if recipe is not None and recipe.imagenet_crop else None
     image_input = recipe_input or weights_input or from_scratch_preprocessing(settings.model)
     uses_full_image = settings.crop in ("padded", "none") or min(size) <= SMALL_SIDE or settings.resize != "crop"
     ratio = 1.0 if uses_full_image else image_input.crop_ratio
@@ -94,25 +94,25 @@ def train_loader(
     first_pass: int,
 ) -> TrainLoader:
     """Return the training loader for an objective's data request, starting at forward pass `first_pass`."""
-    dataset, balanced = view_dataset(data, preprocess, settings, request), settings.sampling == "balanced"
+    dataset, balanced = make_view_dataset(data, preprocess, settings, request), settings.sampling == "balanced"
     return step_loader(dataset, data, settings, plan, first_pass, settings.repeats, balanced)
 
 
-def view_dataset(
+def make_view_dataset(
     data: SplitImages, preprocess: Preprocessing, settings: TrainSettings, request: DataRequest
 ) -> ViewDataset:
     """Return a dataset of the augmented views that an objective's data request lists."""
     return ViewDataset(
         data.images,
-        [(view_transform(crops, preprocess, settings, request.geometry), crops.count) for crops in request.views],
+        [(make_view_transform(crops, preprocess, settings, request.geometry), crops.count) for crops in request.views],
         settings.seed,
-        labels=request.labels,
-        geometry=request.geometry,
+        with_labels=request.labels,
+        with_geometry=request.geometry,
         label_maps=data.label_maps if request.label_maps else None,
     )
 
 
-def view_transform(
+def make_view_transform(
     crops: Crops, preprocess: Preprocessing, settings: TrainSettings, exact_geometry: bool
 ) -> ViewTransform:
     """Return the training transform for views with the given crops."""
@@ -137,7 +137,7 @@ def make_val_predictor(
 
     The preprocessing is deterministic, so the batches are cached if they take little memory.
     """
-    indices = data.part("val")
+    indices = data.split_indices("val")
     height, width = preprocess.image_size
     batches = CachedBatches(
         lambda workers: eval_loader(data, indices, preprocess, replace(settings, workers=workers)),
@@ -150,7 +150,7 @@ def make_val_predictor(
 
 def draw_eval_images(data: SplitImages, card: ModelCard, settings: TrainSettings) -> Image.Image:
     """Draw validation images as the deployed model sees them; without validation images, draw training images."""
-    indices = data.part("val") if len(data.part("val")) else data.part("train")
+    indices = data.split_indices("val") if len(data.split_indices("val")) else data.split_indices("train")
     sample = indices[evenly_spaced(len(indices), MAX_IMAGES)]
     batch = next(iter(eval_loader(data, sample, card.preprocessing, replace(settings, workers=0))))
     return draw_sheet(batch, Normalisation(card.preprocessing.mean, card.preprocessing.std), card.classes)

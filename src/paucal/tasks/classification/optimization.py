@@ -54,7 +54,7 @@ def plan_remarks(settings: TrainSettings, n_train: int) -> list[str]:
     return warnings
 
 
-def fit_batch(
+def reduce_batch_to_memory(
     settings: TrainSettings, data: SplitImages, objective: Objective, card: ModelCard
 ) -> tuple[TrainSettings, str]:
     """Halve the batch size, and double the accumulation, until a training step fits in the memory of the GPU.
@@ -69,7 +69,7 @@ def fit_batch(
             "--batch-size auto is not supported with --strategy fsdp, since it tries steps with the unsharded model on "
             "one device: give --batch-size as a number."
         )
-    plan = training_plan(settings, len(data.part("train")), len(data.images.classes))
+    plan = training_plan(settings, len(data.split_indices("train")), len(data.images.classes))
 
     def make_batch(size: int) -> Batch:
         loader_settings = replace(settings, batch_size=size, workers=0)

@@ -36,8 +36,8 @@ def open_unlabelled(settings: TrainSettings) -> ImageSet:
     folder = Path(str(settings.unlabelled)).expanduser()
     if images.location == str(folder.resolve()) and folder.is_dir():
         images = hold_out_listed_images(images, folder)
-    part = held_out_part(images.declared)
-    images = images.select(np.flatnonzero([not part or declared != part for declared in images.declared]))
+    part = held_out_part(images.declared_splits)
+    images = images.select(np.flatnonzero([not part or declared != part for declared in images.declared_splits]))
     if not len(images):
         raise UserError(f"--unlabelled: all images of {settings.unlabelled} are test images: give other images.")
     return images
@@ -51,11 +51,11 @@ def read_unlabelled(settings: TrainSettings, data: SplitImages, max_images: int,
         images = images.select(evenly_spaced(len(images), max_images))
     with console.progress("reading images without labels") as advance:
         images = decode_images(
-            images, replace(_data_settings(settings), on_bad_image="skip"), data.images.reading, advance
+            images, replace(_data_settings(settings), on_bad_image="skip"), data.images.decode_options, advance
         )
-    run_rows = np.concatenate([data.part(name) for name in ("train", "val", "test")])
+    run_rows = np.concatenate([data.split_indices(name) for name in ("train", "val", "test")])
     copies_of_run, copies_of_others = find_copies(images, data.images.select(run_rows))
-    held_out = data.images.select(np.concatenate([data.part("val"), data.part("test")]))
+    held_out = data.images.select(np.concatenate([data.split_indices("val"), data.split_indices("test")]))
     copies_of_held_out = np.zeros(len(images), dtype=bool)
     if copies_of_run.any() and len(held_out):
         indices = np.flatnonzero(copies_of_run)
@@ -71,7 +71,7 @@ def read_unlabelled(settings: TrainSettings, data: SplitImages, max_images: int,
     return images.select(np.flatnonzero(~copies_of_run & ~copies_of_others))
 
 
-def list_in_run(run: RunFolder, images: ImageSet) -> None:
+def store_unlabelled_list(run: RunFolder, images: ImageSet) -> None:
     """Store the list of unlabelled images that a run learned from, so that an evaluation can detect these images."""
     parts = np.full(len(images), "train", dtype="<U6")
     write_split(run.path / UNLABELLED_IMAGES, images, Split(parts, ""), image_digests(images))
@@ -86,7 +86,7 @@ def read_listed_images(
     images = images.select(indices[evenly_spaced(len(indices), max_images)])
     with console.progress("reading images without labels") as advance:
         return decode_images(
-            images, replace(_data_settings(settings), on_bad_image="skip"), data.images.reading, advance
+            images, replace(_data_settings(settings), on_bad_image="skip"), data.images.decode_options, advance
         )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from paucal.backbones import BackboneSpec
-from paucal.backbones.weights.inputs import ImageInput, timm_preprocessing
+from paucal.backbones.weights.inputs import WeightsPreprocessing, timm_preprocessing
 from paucal.data.decode import DEFAULT_DECODE_OPTIONS
 from paucal.data.splits.split import make_split
 from paucal.data.views.normalisation import Normalisation
@@ -16,24 +16,24 @@ from paucal.objectives.finetuning import FineTuning
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import InitialWeightsInfo
 from paucal.rules.resolve import resolve
-from paucal.runner.images import SplitImages, decode_images, normalisation, reading_for
+from paucal.runner.images import SplitImages, decode_images, decode_options_for_size, normalisation
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.resuming import stored_split
-from paucal.runner.starts import choose_start, load_start, may_choose_start
+from paucal.runner.starts import choose_initial_weights, chooses_initial_weights, load_initial_weights
 from paucal.runner.time_budget import parse_duration
 from paucal.runner.trainer_inputs import check_rates, hardware, trainer_plan, with_synced_norms
 from paucal.runs import RunFolder
 from paucal.runs.folder import COCO
 from paucal.settings.options import flag, refuse_unsupported, require_known
 from paucal.settings.origins import list_origins
-from paucal.tasks.detection.evaluation import require_metrics
-from paucal.tasks.detection.first_record import FirstDetector, load_layers, read_first_detector
+from paucal.tasks.detection.evaluation import require_coco_eval
+from paucal.tasks.detection.first_record import FirstDetectorRecord, load_layers, read_first_detector
 from paucal.tasks.detection.images import BoxedImages, open_boxed
 from paucal.tasks.detection.model import DetectorCard
 from paucal.tasks.detection.network.detector import build_detector
 from paucal.tasks.detection.network.options import HEADS
-from paucal.tasks.detection.objective import Detection
+from paucal.tasks.detection.objective import DetectionObjective
 from paucal.tasks.detection.published import adopt_published, find_detector_start, load_published
 from paucal.tasks.detection.rules import RULES, BoxFacts
 from paucal.tasks.detection.settings import DetectSettings, detector_name, detector_options
@@ -61,7 +61,7 @@ class DetectionSetup(RunSetup[DetectSettings]):
 
     card: DetectorCard
     images: BoxedImages = field(kw_only=True)
-    first: FirstDetector | None = None
+    first: FirstDetectorRecord | None = None
 
     def describe(self) -> str:
         """Return one line with the type of the detector, the backbone, the parameters and the image size."""
@@ -112,12 +112,12 @@ def assemble(
     settings: DetectSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
 ) -> DetectionSetup:
     """Open the images, choose the settings that were not given and build the detector, without writing files."""
-    require_metrics()
+    require_coco_eval()
     boxed = open_boxed(settings.data, outlines=settings.masks != "off")
     remarks: list[str] = []
-    if run is None and may_choose_start(settings, origins, ("model_args", "init_network")):
+    if run is None and chooses_initial_weights(settings, origins, ("model_args", "init_network")):
         shorter = int(np.median([min(boxed.boxes_of(index).size) for index in range(len(boxed.images))]))
-        settings, origins, choice = choose_start(settings, origins, shorter)
+        settings, origins, choice = choose_initial_weights(settings, origins, shorter)
         remarks = [choice.remark] if choice.remark else []
     if run is None and settings.init == COCO:
         settings, origins = adopt_published(settings, origins, outlined=not boxed.without_outline)
@@ -135,7 +135,7 @@ def assemble(
     if settings.init == COCO and weights_source.record is None:
         load_report = load_published(objective.detector, settings, boxed.classes, bars)
     else:
-        load_report = load_start(weights_source, settings.model, objective, ())
+        load_report = load_initial_weights(weights_source, settings.model, objective, ())
     first_detector = read_first_detector(run)
     if run is not None and first_detector is not None:
         load_layers(run, objective.deployable())
@@ -144,7 +144,7 @@ def assemble(
         settings,
         list_origins(settings, origins, reasons),
         data,
-        _make_plan(settings, len(data.part("train"))),
+        _make_plan(settings, len(data.split_indices("train"))),
         objective,
         card,
         tuple(remarks),
@@ -185,7 +185,7 @@ def _split_images(settings: DetectSettings, boxed: BoxedImages, run: RunFolder |
 
 def _collect_facts(boxed: BoxedImages, data: SplitImages, initial_weights: InitialWeightsInfo | None) -> BoxFacts:
     """Return the properties of the training images and of the machine that determine the automatic settings."""
-    train_boxes = [boxed.boxes_of(int(index)) for index in data.part("train")]
+    train_boxes = [boxed.boxes_of(int(index)) for index in data.split_indices("train")]
     longer_sides = [max(boxes.size) for boxes in train_boxes]
     relative_sides = [
         np.sqrt(np.prod(boxes.corners[:, 2:] - boxes.corners[:, :2], axis=1)) / side
@@ -222,7 +222,7 @@ def _decode(
     settings: DetectSettings, boxed: BoxedImages, data: SplitImages, bars: Bars, run: RunFolder | None
 ) -> tuple[BoxedImages, SplitImages]:
     """Decode the images at the network's size; if some images cannot be read, split the other images again."""
-    reading = reading_for([max(settings.img_size)], DEFAULT_DECODE_OPTIONS)
+    reading = decode_options_for_size([max(settings.img_size)], DEFAULT_DECODE_OPTIONS)
     with bars("reading images") as advance:
         images = decode_images(boxed.images, settings, reading, advance)
     decoded_set = replace(boxed, images=images)
@@ -241,9 +241,9 @@ def _build_detector(
     settings: DetectSettings,
     data: SplitImages,
     boxed: BoxedImages,
-    model_input: ImageInput | None,
+    model_input: WeightsPreprocessing | None,
     run: RunFolder | None,
-) -> tuple[Detection, DetectorCard, list[str]]:
+) -> tuple[DetectionObjective, DetectorCard, list[str]]:
     """Return the objective with its detector, the detector's card, and notes."""
     with seeded_random_weights(settings.seed):
         spec, notes = detector_backbone(settings)
@@ -251,12 +251,12 @@ def _build_detector(
         notes = [*check_memory(settings, spec), *notes]
         detector = with_synced_norms(settings, build_detector(spec, len(boxed.classes), options, settings.drop_path))
         tuning = FineTuning(freeze=None if settings.freeze == "none" else settings.freeze, eval_mode=settings.eval_mode)
-        objective = Detection(detector, tuning, settings.backbone_lr)
+        objective = DetectionObjective(detector, tuning, settings.backbone_lr)
     if stored := stored_card(run, DetectorCard):
         statistics = Normalisation(stored.preprocessing.mean, stored.preprocessing.std)
     else:
         statistics = normalisation(settings, data, model_input or timm_preprocessing(settings.model))
-    mean, std, value_range = statistics.mean, statistics.std, data.images.reading.value_range
+    mean, std, value_range = statistics.mean, statistics.std, data.images.decode_options.value_range
     preprocessing = Preprocessing(spec.image_size, 1.0, "bilinear", mean, std, value_range, "letterbox")
     sides, ids = (min(settings.img_size), max(settings.img_size)), boxed.category_ids
     card = DetectorCard(spec, boxed.classes, preprocessing, options=options, category_ids=ids, resize_to=sides)

@@ -18,7 +18,7 @@ from paucal.data.randomness import preserve_generators, reseed
 from paucal.tasks.detection.images import BoxedImages
 from paucal.tasks.detection.masks import stack_masks
 from paucal.tasks.detection.model import DetectorCard
-from paucal.tasks.detection.views import CopyPaste, Target, View, evaluation_view
+from paucal.tasks.detection.views import CopyPaste, Target, View, make_evaluation_transform
 
 EVAL_BATCH = 4  # images per batch in evaluation; all are padded to the largest height and width in the batch
 
@@ -177,6 +177,6 @@ def evaluation_loader(
     batch_size: int = EVAL_BATCH,
 ) -> DataLoader:
     """Return a loader of the images at `indices`, transformed as for the deployed detector."""
-    view = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
+    view = make_evaluation_transform(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
     dataset = BoxedDataset(boxed, view, seed=0)
     return make_ordered_loader(dataset, indices, batch_size, collate_boxes, workers or 0)

@@ -100,7 +100,7 @@ def conclude(run: RunFolder, setup: DetectionSetup, outcome: Outcome, console: C
     """Evaluate the selected detector on the test images, which the run has not used so far, and write the results."""
     wait_for_all()  # rank 0 writes the model file
     detector, card, device = load_detector(run, setup.settings.device)
-    test, indices = setup.data.part("test"), setup.data.part("test").tolist()
+    test, indices = setup.data.split_indices("test"), setup.data.split_indices("test").tolist()
     with console.progress("evaluating") as advance:
         loader = evaluation_loader(setup.images, test, card, setup.settings.workers)
         detections, evaluation = evaluate_images(detector, card, device, setup.images, test, loader, advance)
@@ -160,7 +160,7 @@ def write_evaluation(
     folder.mkdir(parents=True, exist_ok=True)
     content = {**(entries or {}), **evaluation.content()}
     write_text(folder / "metrics.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    write_text(folder / "per_class.csv", evaluation.table())
+    write_text(folder / "per_class.csv", evaluation.per_class_csv())
     keys, sizes = [boxed.images.keys[index] for index in indices], [boxed.boxes_of(index).size for index in indices]
     write_text(folder / "detections.json", coco_document(keys, sizes, detections, card.classes, card.category_ids))
     for kind, matches in evaluation.matches.items():
@@ -210,7 +210,7 @@ def _summary(setup: DetectionSetup, outcome: Outcome, result: DetectResult) -> d
 
 def result_lines(setup: DetectionSetup, outcome: Outcome, result: DetectResult) -> list[str]:
     """Return lines of text that describe the test scores and the trained model."""
-    test = setup.data.part("test")
+    test = setup.data.split_indices("test")
     scores = result.scores
     ap, ap50 = (format_score(scores[name]) for name in ("ap", "ap50"))
     masks = [f"mask {title} {format_score(scores[name])}" for name, title in MASK_TITLES if name in scores]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paucal.metrics.intervals import Bootstrap, Score, percentile
-from paucal.metrics.measures import Weights, precision_at
+from paucal.metrics.measures import Weights, interpolated_precision
 from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.images import Boxes
 from paucal.tasks.detection.masks import BACKEND, INSTALL_COMMAND, mask_overlaps, stack_masks
@@ -66,10 +66,10 @@ class ClassMatches:
         detection_weights = weights[self.images]
         hits = np.cumsum(self.hits[thresholds] * detection_weights, axis=1)
         counted = np.cumsum(~self.ignored[thresholds] * detection_weights, axis=1)
-        return precision_at(RECALL_LEVELS, hits / np.maximum(counted, 1e-12), hits / total)
+        return interpolated_precision(RECALL_LEVELS, hits / np.maximum(counted, 1e-12), hits / total)
 
 
-class MeanPrecision:
+class CocoAveragePrecision:
     """COCO's average precision (AP): the mean over IoU thresholds and over the classes that have objects.
 
     `thresholds` is a slice of the ten IoU thresholds; `slice(0, 1)` for AP50.
@@ -115,7 +115,7 @@ class DetectionScores:
         scores = {"scores": dict(self.metrics), "intervals": intervals, "per_class": self.per_class}
         return {"images": self.images, **scores, **masks}
 
-    def table(self) -> str:
+    def per_class_csv(self) -> str:
         """Return a CSV of the number of objects, AP and AP50 of each class, and of mask AP and AP50 if available."""
         averages = {"": self.per_class, MASK_PREFIX: self.mask_per_class}
         headings = [f"{kind}{name}" for kind in self.matches for name in ("ap", "ap50")]
@@ -131,7 +131,7 @@ class DetectionScores:
         return csv_text(*rows)
 
 
-def require_metrics() -> None:
+def require_coco_eval() -> None:
     """Raise a UserError if faster-coco-eval, which computes COCO's scores, is not installed."""
     if find_spec(BACKEND) is None:
         raise UserError(
@@ -147,7 +147,7 @@ def evaluate_detections(
     kinds = {"": False, MASK_PREFIX: True} if f"{MASK_PREFIX}ap" in values else {"": False}
     matches = {kind: match_detections(detections, truth, len(classes), masks) for kind, masks in kinds.items()}
     measures = {
-        f"{kind}{name}": MeanPrecision(kind_matches, overlaps)
+        f"{kind}{name}": CocoAveragePrecision(kind_matches, overlaps)
         for kind, kind_matches in matches.items()
         for name, overlaps in (("ap", slice(None)), ("ap50", slice(0, 1)))
     }
@@ -178,7 +178,7 @@ def coco_scores(detections: Sequence[Detections], truth: Sequence[Boxes], n_clas
           the mask is known. The key of a size is missing if no object has this size
         - "per_class": list of K average precisions; None for a class without an object
     """
-    require_metrics()
+    require_coco_eval()
     from torchmetrics.detection import MeanAveragePrecision
 
     with_masks = all(objects_of_image.masks is not None for objects_of_image in (*detections, *truth))

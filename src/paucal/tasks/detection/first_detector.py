@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
-from paucal.backbones.stage_maps import StageMaps
+from paucal.backbones.stage_maps import PyramidBackbone
 from paucal.data.loader import TrainLoader, make_train_loader
 from paucal.data.sampler import StepSampler
 from paucal.memory import read_available_memory
@@ -26,10 +26,10 @@ from paucal.runner.time_budget import seconds_per_step
 from paucal.runs import RunFolder
 from paucal.tasks.detection.assembly import DetectionSetup
 from paucal.tasks.detection.batches import BoxBatch, BoxedDataset, collate_boxes, stack_padded
-from paucal.tasks.detection.first_record import FirstDetector, save_layers
+from paucal.tasks.detection.first_record import FirstDetectorRecord, save_layers
 from paucal.tasks.detection.network.detector import Detector
-from paucal.tasks.detection.objective import Detection
-from paucal.tasks.detection.views import evaluation_view
+from paucal.tasks.detection.objective import DetectionObjective
+from paucal.tasks.detection.views import make_evaluation_transform
 from paucal.training import CosineWarmup, Optimization, Records, Validation, checkpoint_step, fit
 from paucal.training.trial_step import trial_steps
 from paucal.types import LossTerms, Progress
@@ -47,7 +47,7 @@ TIMED_STEPS = 2  # number of timed steps after one warm-up step
 class FeatureMapCache:
     """Computes feature maps of a frozen backbone, and caches the maps of each image, up to `max_bytes` in total."""
 
-    def __init__(self, stages: StageMaps, max_bytes: int) -> None:
+    def __init__(self, stages: PyramidBackbone, max_bytes: int) -> None:
         self._stages, self._free_bytes = stages, max_bytes
         self._cached: dict[int, list[Tensor]] = {}
 
@@ -75,7 +75,7 @@ class FeatureMapCache:
         return grids
 
 
-class FrozenBackboneDetection(Detection):
+class FrozenBackboneObjective(DetectionObjective):
     """The losses of a detector with a frozen backbone; up to `max_bytes` of the backbone's feature maps are cached."""
 
     def __init__(self, detector: Detector, max_bytes: int) -> None:
@@ -90,20 +90,20 @@ class FrozenBackboneDetection(Detection):
         return LossTerms(values, self.detector.loss_weights())
 
 
-def frozen_backbone_detection(setup: DetectionSetup) -> FrozenBackboneDetection:
+def frozen_backbone_detection(setup: DetectionSetup) -> FrozenBackboneObjective:
     """Return the objective of the first stage, which trains a copy of the run's detector."""
     with torch.random.fork_rng(devices=[]):
         detector = setup.card.build()
     detector.load_state_dict(setup.objective.deployable().state_dict())
-    return FrozenBackboneDetection(detector, int(MAX_MEMORY_FRACTION * read_available_memory()))
+    return FrozenBackboneObjective(detector, int(MAX_MEMORY_FRACTION * read_available_memory()))
 
 
 def loader(setup: DetectionSetup, steps: int, first_pass: int = 0) -> TrainLoader:
     """Return a loader of the training images without augmentation, which begins with forward pass `first_pass`."""
     settings, preprocessing = setup.settings, setup.card.preprocessing
-    view = evaluation_view(setup.card.resize_to, preprocessing.mean, preprocessing.std)
+    view = make_evaluation_transform(setup.card.resize_to, preprocessing.mean, preprocessing.std)
     dataset = BoxedDataset(setup.images, view, settings.seed, min_side=settings.least_box)
-    indices, accumulate = setup.data.part("train"), settings.accumulate
+    indices, accumulate = setup.data.split_indices("train"), settings.accumulate
     # A single process trains the first stage, and `steps` is independent of the run's number of steps.
     sampler = StepSampler(
         indices, settings.batch_size_or_1, steps * accumulate, settings.seed, first_pass, accumulate=accumulate
@@ -111,15 +111,15 @@ def loader(setup: DetectionSetup, steps: int, first_pass: int = 0) -> TrainLoade
     return make_train_loader(dataset, sampler, settings.workers, settings.device == "cuda", collate_boxes)
 
 
-def fit_heads_steps(setup: DetectionSetup, seconds: float) -> int:
+def count_heads_steps(setup: DetectionSetup, seconds: float) -> int:
     """Return the number of steps of the first stage that fit in `seconds`; 0 if fewer than `MIN_STEPS` fit."""
     settings, objective, device = setup.settings, frozen_backbone_detection(setup), torch.device(setup.settings.device)
     batches, accumulate = loader(setup, TIMED_STEPS + 1), settings.accumulate
     with trial_steps(objective.train(), device):
-        first_seconds = seconds_per_step(objective, batches, device, settings.precision, accumulate, threads=True)
+        first_seconds = seconds_per_step(objective, batches, device, settings.precision, accumulate, tunes_threads=True)
         # Later steps read the cached feature maps.
         later_seconds = seconds_per_step(objective, batches, device, settings.precision, accumulate)
-    steps_per_epoch = max(1, len(setup.data.part("train")) // settings.effective_batch)
+    steps_per_epoch = max(1, len(setup.data.split_indices("train")) // settings.effective_batch)
     later_steps = max(0.0, seconds - steps_per_epoch * first_seconds) / later_seconds
     steps = min(int(min(seconds / first_seconds, steps_per_epoch) + later_steps), MAX_EPOCHS * steps_per_epoch)
     return steps if steps >= MIN_STEPS else 0
@@ -131,7 +131,7 @@ def train_first_detector(
     validation: Validation | None,
     console: Console,
     callbacks: Sequence[Callback] = (),
-) -> FirstDetector | None:
+) -> FirstDetectorRecord | None:
     """Train the first detector, evaluate it on validation images, and save it as the model of the run.
 
     If this training was stopped before, it resumes from the checkpoints in a subfolder of the run.
@@ -161,7 +161,7 @@ def train_first_detector(
     if not outcome.finished:
         return None
     ap, ap50 = (None if validation is None else outcome.rows[-1][name] for name in ("val_ap", "val_ap50"))
-    first_detector = FirstDetector(outcome.step, ap, ap50, time.monotonic() - start_time())
+    first_detector = FirstDetectorRecord(outcome.step, ap, ap50, time.monotonic() - start_time())
     first_detector.write(run)
     shutil.rmtree(folder.path, ignore_errors=True)
     return first_detector

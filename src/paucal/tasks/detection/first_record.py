@@ -13,7 +13,7 @@ BACKBONE_PREFIX = "stages.backbone."
 
 
 @dataclass(frozen=True)
-class FirstDetector:
+class FirstDetectorRecord:
     """Record of the first detector of a run, which is trained on the frozen backbone.
 
     Attributes:
@@ -51,14 +51,14 @@ def load_layers(run: RunFolder, detector: nn.Module) -> None:
     detector.load_state_dict(layers, strict=False)
 
 
-def read_first_detector(run: RunFolder | None) -> FirstDetector | None:
+def read_first_detector(run: RunFolder | None) -> FirstDetectorRecord | None:
     """Read the record of a run's first detector; None if the run has no such record yet."""
     if run is None or not (run.path / RECORD_FILE).is_file():
         return None
     record = run.read_json(RECORD_FILE)
     try:
         ap, ap50 = (None if record[name] is None else float(record[name]) for name in ("score", "ap50"))
-        return FirstDetector(int(record["steps"]), ap, ap50, float(record["seconds"]))
+        return FirstDetectorRecord(int(record["steps"]), ap, ap50, float(record["seconds"]))
     except (KeyError, TypeError, ValueError) as problem:
         raise UserError(
             f"{str(run.path / RECORD_FILE)!r} is damaged ({problem!r}): restore the file or train again."

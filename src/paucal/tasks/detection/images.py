@@ -16,7 +16,7 @@ from paucal.data.channels.decoding import array_shape
 from paucal.data.classes import alike_names
 from paucal.data.decode import ambiguity_note, read_orientation
 from paucal.data.images import ImageSet
-from paucal.data.label_kinds import name_other_kinds
+from paucal.data.label_kinds import report_other_label_kinds
 from paucal.data.stores import EncodedStore
 from paucal.reading import expand_user_path
 from paucal.tasks.detection.masks import RunLengths, masks_of_outlines
@@ -89,7 +89,7 @@ def open_boxed(location: str | Path, outlines: bool = True) -> BoxedImages:
     path = expand_user_path(str(location), "DATA")
     if not path.exists():
         raise UserError(f"there is no file or folder {str(location)!r}: give a folder of images with boxes.")
-    with name_other_kinds(path, "detect"):
+    with report_other_label_kinds(path, "detect"):
         tree, annotations = read_boxes(path)
         if not any(image.boxes for image in annotations.images) and any(image.tags for image in annotations.images):
             raise NoLabelsError(f"{path} has image labels, but no boxes: use 'paucal train'.")
@@ -114,7 +114,7 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
                 "folder."
             )
     keys = [image.key for image in annotated]
-    store = tree.store(keys)
+    store = tree.make_store(keys)
     ambiguous: list[str] = []
     sizes = [_true_size(image, store, index, ambiguous) for index, image in enumerate(annotated)]
     edges = [edge for image in annotated for box in image.boxes for edge in box]
@@ -152,7 +152,7 @@ def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
         classes=classes,
         keys=keys,
         labels=np.full(len(keys), -1, dtype=np.int64),
-        declared=[image.declared for image in annotated],
+        declared_splits=[image.declared_split for image in annotated],
         store=store,
         notes=(*annotations.notes, *notes),
         multi_hot=presence,
@@ -171,7 +171,7 @@ def _true_size(image: AnnotatedImage, store: EncodedStore, index: int, ambiguous
         size = shape.height, shape.width
     else:
         orientation = read_orientation(store.source(index), image.key)
-        size, is_turned = orientation.upright, orientation.value != 1
+        size, is_turned = orientation.upright_size, orientation.value != 1
         if image.boxes and (orientation.is_ambiguous or (image.size is None and is_turned)):
             ambiguous.append(image.key)
     stated_size = image.size

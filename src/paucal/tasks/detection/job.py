@@ -36,13 +36,13 @@ from paucal.tasks.detection.conclusion import SCORE_COLUMN, DetectResult, conclu
 from paucal.tasks.detection.detections import detect_all
 from paucal.tasks.detection.evaluation import MASK_PREFIX, coco_scores
 from paucal.tasks.detection.first_detector import TIME_FRACTION as FIRST_FRACTION
-from paucal.tasks.detection.first_detector import fit_heads_steps, train_first_detector
+from paucal.tasks.detection.first_detector import count_heads_steps, train_first_detector
 from paucal.tasks.detection.first_record import load_layers
 from paucal.tasks.detection.pictures import draw_batch_sheet
 from paucal.tasks.detection.settings import DetectSettings
-from paucal.tasks.detection.views import CopyPaste, training_view
+from paucal.tasks.detection.views import CopyPaste, make_training_transform
 from paucal.training import CosineWarmup, Optimization, Outcome, Validation
-from paucal.training.failures import memory_advice
+from paucal.training.failures import advise_on_memory_errors
 from paucal.training.schedules import WarmupThenSteps
 from paucal.training.trial_step import trial_steps
 from paucal.types import UserError
@@ -65,7 +65,7 @@ class DetectionListener(EpochListener[DetectionSetup]):
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
         """Print the losses and scores of a row of `metrics.csv`."""
-        passes = row["step"] * self.setup.settings.effective_batch / len(self.setup.data.part("train"))
+        passes = row["step"] * self.setup.settings.effective_batch / len(self.setup.data.split_indices("train"))
         shown = {name: value for name, value in row.items() if name != MISSED_COLUMN}
         self.console.say(result_line(f"{epoch}/{epochs}: step {row['step']:.0f} ({passes:.1f} passes)", shown))
 
@@ -117,16 +117,16 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         batch = next(iter(self.loader(setup, 0)))
         return draw_batch_sheet(batch, setup.images.classes, preprocessing.mean, preprocessing.std)
 
-    def needs_preliminary_steps(self, setup: DetectionSetup) -> bool:
+    def needs_preliminary_work(self, setup: DetectionSetup) -> bool:
         """Return whether the first detector must still be trained, or the length of the run must still be planned."""
-        return (bool(setup.settings.heads_steps) and setup.first is None) or super().needs_preliminary_steps(setup)
+        return (bool(setup.settings.heads_steps) and setup.first is None) or super().needs_preliminary_work(setup)
 
-    def make_preliminary_steps(self, run: RunFolder, setup: DetectionSetup, console: Console) -> bool:
+    def run_preliminary_work(self, run: RunFolder, setup: DetectionSetup, console: Console) -> bool:
         """Train the first detector on the frozen backbone, then choose the number of steps for the remaining time."""
         setup = self._plan_first(run, setup, console)
         if setup.settings.heads_steps and setup.first is None:
             console.say(f"first detector: {counted(setup.settings.heads_steps, 'step')} with a frozen backbone")
-            with memory_advice(setup.plan):
+            with advise_on_memory_errors(setup.plan):
                 first_detector = train_first_detector(run, setup, self.validation(setup), console)
             if first_detector is None:
                 return False
@@ -136,7 +136,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
             ap_text = "" if ap is None else f"AP {ap:.3f} on the validation images; "
             seconds_text = format_duration(first_detector.seconds)
             console.say(f"first detector after {seconds_text}: {ap_text}it is ready for use in {run.path}")
-        return super().make_preliminary_steps(run, setup, console) if super().needs_preliminary_steps(setup) else True
+        return super().run_preliminary_work(run, setup, console) if super().needs_preliminary_work(setup) else True
 
     def _plan_first(self, run: RunFolder, setup: DetectionSetup, console: Console) -> DetectionSetup:
         """Choose and store the number of steps that train the first detector.
@@ -149,24 +149,24 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         steps, reason = 0, "the backbone is not trained"
         if settings.init is not None and settings.processes == 1:
             console.say("timing a few steps with a frozen backbone")
-            with memory_advice(setup.plan):
-                steps = fit_heads_steps(setup, FIRST_FRACTION * parse_duration(settings.time, "--time"))
+            with advise_on_memory_errors(setup.plan):
+                steps = count_heads_steps(setup, FIRST_FRACTION * parse_duration(settings.time, "--time"))
             reason = f"a fifth of {settings.time}" if steps else f"a fifth of {settings.time} is too short"
         new_settings = replace(settings, heads_steps=steps)
         origins = list_origins(new_settings, setup.origins, {"heads_steps": reason})
         store_changes(run, new_settings, origins)
         return replace(setup, settings=new_settings, origins=origins)
 
-    def measure(self, setup: DetectionSetup, threads: bool = False) -> Pace:
+    def measure(self, setup: DetectionSetup, tunes_threads: bool = False) -> Pace:
         """Measure the seconds per training step and per evaluated image."""
         settings, objective = setup.settings, setup.objective
         device = torch.device(settings.device)
         short_setup = replace(setup, plan=replace(setup.plan, total_steps=TIMED_STEPS + 1, accumulate=1))
-        indices = setup.data.part("val" if len(setup.data.part("val")) else "test")[:TIMED_IMAGES]
+        indices = setup.data.split_indices("val" if len(setup.data.split_indices("val")) else "test")[:TIMED_IMAGES]
         with trial_steps(objective.train(), device):
             batches: Any = self.loader(short_setup, 0)
             accumulate = setup.plan.accumulate
-            step_seconds = seconds_per_step(objective, batches, device, settings.precision, accumulate, threads)
+            step_seconds = seconds_per_step(objective, batches, device, settings.precision, accumulate, tunes_threads)
             start = time.perf_counter()
             score = _detect(setup, objective.deployable(), indices, device)
             image_seconds = (time.perf_counter() - start) / max(len(indices), 1)
@@ -177,15 +177,15 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
                 image_seconds += (time.perf_counter() - start) / max(len(indices), 1)
         return Pace(step_seconds, image_seconds, image_seconds, FINISH_SECONDS * measure_slowdown())
 
-    def fit_length(self, setup: DetectionSetup, pace: Pace, left: float) -> PlannedLength:
+    def fit_length(self, setup: DetectionSetup, pace: Pace, seconds_left: float) -> PlannedLength:
         """Return the number of steps that fit in the time, and the number of steps between validations."""
         settings, counts = setup.settings, setup.data.counts()
         epochs_per_step = settings.effective_batch / max(counts["train"], 1)
         max_passes = MAX_EPOCHS if settings.init is not None else MAX_SCRATCH_EPOCHS
-        plan = fit_steps(pace, left, counts, epochs_per_step, max_passes)
+        plan = plan_steps_for_time(pace, seconds_left, counts, epochs_per_step, max_passes)
         if not plan.steps:
             assert settings.time is not None  # the length is planned only for a time budget
-            seconds_spent = parse_duration(settings.time, "--time") - left
+            seconds_spent = parse_duration(settings.time, "--time") - seconds_left
             needed_seconds = seconds_spent + plan.seconds + MIN_STEPS * pace.step + pace.evaluation(counts)
             raise UserError(
                 f"--time is {settings.time}, but a step takes {pace.step:.1f} s here, and evaluating an image "
@@ -201,8 +201,8 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
     def loader(self, setup: DetectionSetup, first_pass: int) -> TrainLoader:
         """Return the training loader of this process, which begins with forward pass `first_pass`."""
         settings, preprocessing, sides = setup.settings, setup.card.preprocessing, setup.card.resize_to
-        view = training_view(sides, preprocessing.mean, preprocessing.std, settings.hflip, settings.jitter)
-        partners = [int(index) for index in setup.data.part("train")]
+        view = make_training_transform(sides, preprocessing.mean, preprocessing.std, settings.hflip, settings.jitter)
+        partners = [int(index) for index in setup.data.split_indices("train")]
         pasting = CopyPaste(settings.copy_paste, partners) if settings.copy_paste else None
         dataset = BoxedDataset(setup.images, view, settings.seed, pasting, settings.least_box)
         return step_loader(dataset, setup.data, settings, setup.plan, first_pass, collate_fn=collate_boxes)
@@ -210,14 +210,14 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
     def optimization(self, setup: DetectionSetup) -> Optimization:
         """Return the settings of AdamW and its learning-rate schedule."""
         settings, plan = setup.settings, setup.plan
-        steps_per_epoch = max(1, len(setup.data.part("train")) // settings.effective_batch)
+        steps_per_epoch = max(1, len(setup.data.split_indices("train")) // settings.effective_batch)
         warmup = min(round(settings.warmup_epochs * steps_per_epoch), plan.total_steps // 2)
         schedule = make_schedule(settings, plan.total_steps, warmup, steps_per_epoch)
         return Optimization(schedule, settings.weight_decay, clip=settings.clip, average_decay=settings.average)
 
     def validation(self, setup: DetectionSetup) -> Validation | None:
         """Return the validation of the run; None if there are no validation images to select a model."""
-        indices = setup.data.part("val")
+        indices = setup.data.split_indices("val")
 
         def evaluate(detector: nn.Module, device: torch.device) -> Mapping[str, float]:
             scores = _detect(setup, detector, indices, device)()
@@ -273,7 +273,7 @@ def detect(
     return life.run_quietly(DetectionJob(), data, resume, callbacks, settings)
 
 
-def fit_steps(
+def plan_steps_for_time(
     pace: Pace, seconds_left: float, counts: Mapping[str, int], epochs_per_step: float, max_epochs: int
 ) -> StepPlan:
     """Return the longest plan that fits in the remaining time; `counts` are the numbers of images by split."""

@@ -13,7 +13,7 @@ from paucal.types import DataRequest, LossTerms, Progress
 BACKBONE_PREFIX = "detector.stages.backbone.model."  # prefix of the backbone's parameter names in the objective
 
 
-class Detection(TunedObjective):
+class DetectionObjective(TunedObjective):
     """The losses of a detector; `backbone_lr` is a factor on the learning rate of the backbone."""
 
     data_request = DataRequest(labels=False, mixing=False)

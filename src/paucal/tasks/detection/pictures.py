@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch.nn import functional as F
 from torchvision.transforms.functional import to_pil_image
 
-from paucal.evaluation.plots import shorten
+from paucal.evaluation.plots import plot_label
 from paucal.tasks.detection.batches import BoxBatch
 from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.evaluation import RECALL_LEVELS, ClassMatches, box_overlaps, match_overlaps
@@ -126,7 +126,7 @@ def precision_recall_figure(matches: Sequence[ClassMatches], classes: Sequence[s
         precisions = class_matches.precisions(weights)
         if precisions is not None:
             style = ("-", "--", ":")[label // len(COLOURS) % 3]
-            text = f"{shorten(name)} ({precisions[0].mean():.2f})"
+            text = f"{plot_label(name)} ({precisions[0].mean():.2f})"
             axes.plot(RECALL_LEVELS, precisions[0], style, color=COLOURS[label % len(COLOURS)], label=text)
     axes.set(xlabel="recall: fraction of objects that are detected")
     axes.set(ylabel="precision: fraction of detections that are correct")

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 from torchvision.models import detection
 
-from paucal.backbones.weights.inputs import ImageInput
+from paucal.backbones.weights.inputs import WeightsPreprocessing
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.rules.facts import InitialWeightsInfo
 from paucal.runner.job import Bars
-from paucal.runner.starts import WeightsSource, find_start
+from paucal.runner.starts import WeightsSource, find_initial_weights
 from paucal.runs import RunFolder
 from paucal.runs.folder import COCO
 from paucal.runs.weights import read_untrusted
 from paucal.settings.options import flag
-from paucal.settings.origins import automatic
+from paucal.settings.origins import automatic_origin
 from paucal.tasks.detection.network.detector import Detector
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.types import UserError
@@ -116,16 +116,16 @@ def adopt_published(
                 f"{flag(name)} is {getattr(settings, name)}, but {published.title} of --init {COCO} has {value}: "
                 f"remove {flag(name)}, or start from a classifier with --init timm."
             )
-    reasons = {name: automatic(f"as in {published.title}") for name in published.settings if name not in origins}
+    reasons = {name: automatic_origin(f"as in {published.title}") for name in published.settings if name not in origins}
     return replace(settings, **published.settings), {**origins, **reasons}
 
 
 def find_detector_start(settings: DetectSettings, run: RunFolder | None) -> WeightsSource:
     """Find the initial weights of a run; the weights of a published detector are read later by `load_published`."""
     if settings.init != COCO or (run is not None and run.last.exists()):
-        return find_start(settings, run)
+        return find_initial_weights(settings, run)
     facts = InitialWeightsInfo("torchvision's detector", settings.model, normalise="model")
-    return WeightsSource(facts, input=lambda _: ImageInput())
+    return WeightsSource(facts, input=lambda _: WeightsPreprocessing())
 
 
 def load_published(detector: Detector, settings: DetectSettings, classes: Sequence[str], bars: Bars) -> LoadReport:
@@ -146,7 +146,9 @@ def load_published(detector: Detector, settings: DetectSettings, classes: Sequen
     class_text = "random, since COCO has none of these classes"
     if coco_classes:
         class_text = f"those of {', '.join(coco_classes)} from COCO"
-    return LoadReport(published.describe(), "", 1.0, class_text, loaded=tuple(state), input=vars(ImageInput()))
+    return LoadReport(
+        published.describe(), "", 1.0, class_text, loaded=tuple(state), input=vars(WeightsPreprocessing())
+    )
 
 
 def _convert_names(

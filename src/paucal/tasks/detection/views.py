@@ -31,7 +31,7 @@ BOX_TOLERANCE = 1.0  # pixels by which a box may extend beyond its mask, since m
 PASTE_PROBABILITY = 0.5  # probability with which each object of the other image is pasted
 
 
-def evaluation_view(size: Sequence[int], mean: Sequence[float], std: Sequence[float]) -> View:
+def make_evaluation_transform(size: Sequence[int], mean: Sequence[float], std: Sequence[float]) -> View:
     """Return the transform of a deployed detector, which resizes an image to at most `size` and normalises it.
 
     The size is (maximum shorter side, maximum longer side) in pixels.
@@ -39,13 +39,13 @@ def evaluation_view(size: Sequence[int], mean: Sequence[float], std: Sequence[fl
     return v2.Compose([_random_resize(size, (1.0,)), *_normalise(mean, std)])
 
 
-def without_boxes(size: tuple[int, int]) -> Target:
+def make_empty_target(size: tuple[int, int]) -> Target:
     """Return an empty target for an image of `size` (height, width) without annotations."""
     boxes = tv_tensors.BoundingBoxes(torch.zeros(0, 4), format="XYXY", canvas_size=size)  # type: ignore[call-overload]
     return {"boxes": boxes, "labels": torch.zeros(0, dtype=torch.int64)}
 
 
-def training_view(
+def make_training_transform(
     size: Sequence[int], mean: Sequence[float], std: Sequence[float], hflip: float = 0.5, jitter: Jitter = "light"
 ) -> View:
     """Return the training transform of images with boxes.
@@ -53,7 +53,7 @@ def training_view(
     Transformed boxes with a side below 2 pixels are dropped; with "cropped", only boxes without an area are dropped.
 
     Args:
-        size: Maximum shorter and longer side in pixels, as in `evaluation_view`.
+        size: Maximum shorter and longer side in pixels, as in `make_evaluation_transform`.
         mean: Mean per channel, of pixels in [0, 1].
         std: Standard deviation per channel, of pixels in [0, 1].
         hflip: Probability of a horizontal flip.
@@ -178,21 +178,21 @@ class CopyPaste:
         return paste(viewed, other, is_pasted, (down, right))
 
 
-def paste(viewed: Viewed, other: Viewed, chosen: Tensor, shift: tuple[int, int]) -> Viewed:
+def paste(destination: Viewed, source: Viewed, chosen: Tensor, shift: tuple[int, int]) -> Viewed:
     """Paste objects of another image into an image.
 
     Pasted objects hide pixels of the first image's objects: the masks and boxes of partly hidden objects are reduced,
     and fully hidden objects are dropped. Objects without hidden pixels are unchanged and come first in the result.
 
     Args:
-        viewed: Image and target to paste into.
-        other: Image and target to paste from.
-        chosen: (N,) bool, whether to paste each object of `other`.
-        shift: Pixels by which `other` is moved down and to the right.
+        destination: Image and target to paste into.
+        source: Image and target to paste from.
+        chosen: (N,) bool, whether to paste each object of `source`.
+        shift: Pixels by which `source` is moved down and to the right.
     """
-    image, target = viewed
+    image, target = destination
     size = int(image.shape[-2]), int(image.shape[-1])
-    pasted, (down, right) = _select_objects(other[1], chosen), shift
+    pasted, (down, right) = _select_objects(source[1], chosen), shift
     shifted_boxes = pasted["boxes"] + torch.tensor([right, down, right, down])
     limits = torch.tensor([size[1], size[0], size[1], size[0]]).to(shifted_boxes)
     added = {
@@ -201,7 +201,7 @@ def paste(viewed: Viewed, other: Viewed, chosen: Tensor, shift: tuple[int, int])
         "masks": _shift_layers(pasted["masks"], shift, size),
     }
     hidden = added["masks"].bool().any(0)
-    pixels = torch.where(hidden, _shift_layers(other[0].as_subclass(Tensor), shift, size), image)
+    pixels = torch.where(hidden, _shift_layers(source[0].as_subclass(Tensor), shift, size), image)
     visible_masks = target["masks"].as_subclass(Tensor) * ~hidden
     is_reduced = (visible_masks != target["masks"].as_subclass(Tensor)).flatten(1).any(1)
     covered_objects = _concatenate_objects(_select_objects({**target, "masks": visible_masks}, is_reduced), added)

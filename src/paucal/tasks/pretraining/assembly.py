@@ -8,7 +8,7 @@ import numpy as np
 import timm
 
 from paucal.backbones.spec import BackboneSpec
-from paucal.backbones.weights.inputs import ImageInput, timm_preprocessing
+from paucal.backbones.weights.inputs import WeightsPreprocessing, timm_preprocessing
 from paucal.data.channels.pixel_format import describe_channels
 from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
@@ -27,20 +27,20 @@ from paucal.runner.images import (
     Advance,
     SplitImages,
     decode_images,
-    first_reading,
+    decode_options_for_size,
+    initial_decode_options,
     normalisation,
-    reading_for,
+    stored_decode_options,
     stored_preprocessing,
-    stored_reading,
 )
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.resuming import stored_split
-from paucal.runner.starts import WeightsSource, find_start, load_start
+from paucal.runner.starts import WeightsSource, find_initial_weights, load_initial_weights
 from paucal.runner.trainer_inputs import check_rates, hardware, length_warnings, trainer_plan
 from paucal.runs import RunFolder
 from paucal.settings.origins import list_origins
-from paucal.tasks.pretraining.crops import crop_groups, crop_transforms, describe_crops, relative_pixels
+from paucal.tasks.pretraining.crops import crop_transforms, describe_crops, make_crop_groups, relative_pixels
 from paucal.tasks.pretraining.monitor import Monitor, knn_monitor
 from paucal.tasks.pretraining.stages import epochs_done
 from paucal.types import UserError, height_and_width
@@ -69,7 +69,7 @@ def assemble(
     settings: PretrainSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
 ) -> PretrainingSetup:
     """Open the images, choose the settings that were not given and build the objective; no file is written."""
-    weights_source = find_start(settings, run)
+    weights_source = find_initial_weights(settings, run)
     data, facts, settings, reasons = _open_and_resolve(settings, bars, run, weights_source)
     images = data.images
     if run is None:
@@ -78,18 +78,20 @@ def assemble(
     method = method_of(settings)
     method.check(settings)
     _check_images(settings, facts.n_train, method.min_images)
-    objective, spec, notes = _build_objective(method.stage(settings, epochs_done(run)), images.reading.channels)
+    objective, spec, notes = _build_objective(method.stage(settings, epochs_done(run)), images.decode_options.channels)
     timm_model = timm_name(settings.model)  # timm's name of the published weights
     card = ModelCard(
-        spec, (), _run_preprocessing(settings, data, (weights_source.input or timm_preprocessing)(timm_model), run)
+        spec,
+        (),
+        _load_or_make_preprocessing(settings, data, (weights_source.input or timm_preprocessing)(timm_model), run),
     )
     # Raises an error if crop settings are invalid.
     crop_transforms(settings, Normalisation(card.preprocessing.mean, card.preprocessing.std))
     monitor = open_monitor(settings, card)
-    load_report = load_start(weights_source, timm_model, objective, ())
+    load_report = load_initial_weights(weights_source, timm_model, objective, ())
     remarks = [
         *images.notes,
-        *filter(None, [describe_channels(images.reading.channels)]),
+        *filter(None, [describe_channels(images.decode_options.channels)]),
         *renamed,
         *length_warnings(settings, facts.n_train),
         *(load_report.lines() if load_report else ()),
@@ -118,31 +120,36 @@ def _open_and_resolve(
     """
     with bars("looking through shards") as advance:
         undecoded = load_unlabelled(settings, advance)
-    base_reading = first_reading(settings, undecoded, stored_reading(run))
+    base_reading = initial_decode_options(settings, undecoded, stored_decode_options(run))
     undecoded_data = SplitImages(undecoded, _split_images(undecoded))
     first_facts = replace(undecoded_data.facts(), initial_weights=weights_source.facts)
     first_settings, _ = resolve_pretraining(settings, first_facts)
     hardware(first_settings)  # refuses a missing device before images are decoded
     with bars("reading images") as advance:
-        images = decode_images(undecoded, settings, reading_for(first_settings.img_size, base_reading), advance)
+        images = decode_images(
+            undecoded, settings, decode_options_for_size(first_settings.img_size, base_reading), advance
+        )
     data = SplitImages(images, _split_images(images) if run is None else stored_split(run, images))
     facts = replace(data.facts(), initial_weights=weights_source.facts)
     settings, reasons = resolve_pretraining(settings, facts)
-    if settings.img_size is not None and reading_for(settings.img_size).side != images.reading.side:
-        data = replace(data, images=decode_images(images, settings, reading_for(settings.img_size, images.reading)))
+    if settings.img_size is not None and decode_options_for_size(settings.img_size).side != images.decode_options.side:
+        data = replace(
+            data,
+            images=decode_images(images, settings, decode_options_for_size(settings.img_size, images.decode_options)),
+        )
     return data, facts, settings, reasons
 
 
 def _build_objective(settings: PretrainSettings, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:
-    groups = crop_groups(settings, height_and_width(settings.img_size))
+    groups = make_crop_groups(settings, height_and_width(settings.img_size))
     with seeded_random_weights(settings.seed):
         spec, notes = backbone_spec(settings, 0, channels)
         notes = [*check_memory(settings, spec, relative_pixels(groups)), *notes]
         return method_of(settings).build(settings, spec, groups), spec, notes
 
 
-def _run_preprocessing(
-    settings: PretrainSettings, data: SplitImages, weights_input: ImageInput, run: RunFolder | None
+def _load_or_make_preprocessing(
+    settings: PretrainSettings, data: SplitImages, weights_input: WeightsPreprocessing, run: RunFolder | None
 ) -> Preprocessing:
     """Return the preprocessing stored in the run; for a new run, build it from the settings.
 
@@ -154,8 +161,8 @@ def _run_preprocessing(
         return stored
     statistics = normalisation(settings, data, weights_input)
     size = height_and_width(settings.img_size)
-    ratio = 1.0 if min(size) <= SMALL_SIDE or settings.resize != "crop" else ImageInput().crop_ratio
-    reading, interpolation = data.images.reading, ImageInput().interpolation
+    ratio = 1.0 if min(size) <= SMALL_SIDE or settings.resize != "crop" else WeightsPreprocessing().crop_ratio
+    reading, interpolation = data.images.decode_options, WeightsPreprocessing().interpolation
     chosen_input = Preprocessing(size, ratio, interpolation, statistics.mean, statistics.std, reading.value_range)
     return replace(chosen_input, channel_ranges=reading.channel_ranges, resize=settings.resize)
 
@@ -198,8 +205,8 @@ def open_monitor(settings: PretrainSettings, card: ModelCard) -> Monitor | None:
 
 def _split_images(images: ImageSet) -> Split:
     """Put all images into the split "train", except images that `paucal train` would use as test images."""
-    part = held_out_part(images.declared)
-    held_out = np.asarray([bool(part) and declared == part for declared in images.declared])
+    part = held_out_part(images.declared_splits)
+    held_out = np.asarray([bool(part) and declared == part for declared in images.declared_splits])
     parts = np.where(held_out, "unused", "train").astype("<U6")
     reason = ", reserved for testing," if part == "val" else ""
     n_held_out, text = int(held_out.sum()), "all images are used"

@@ -13,7 +13,7 @@ from paucal.types import Crops, UserError, height_and_width
 from paucal.wording import counted
 
 
-def crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
+def make_crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
     """Return the global crops, which have the given size, and then one group of local crops per local size."""
     counts, sizes = settings.local_crops, settings.local_size
     if len(counts) != len(sizes) and sum(counts):
@@ -36,14 +36,14 @@ def crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
 def crop_transforms(settings: PretrainSettings, statistics: Normalisation):
     """Return a (transform, number of crops) pair per crop group; raise a UserError for invalid crops or blur radii."""
     size = height_and_width(settings.img_size)
-    groups, radii = crop_groups(settings, size), _blur_radii(settings.blur)
+    groups, radii = make_crop_groups(settings, size), _blur_radii(settings.blur)
     hflip = settings.hflip
     return build_crop_transforms(settings.pipeline, groups, statistics, size, radii, hflip, resize=settings.resize)
 
 
 def describe_crops(settings: PretrainSettings) -> str:
     """Return the crops as text, such as "2 crops of 224x224 and 8 crops of 96x96"."""
-    groups = crop_groups(settings, height_and_width(settings.img_size))
+    groups = make_crop_groups(settings, height_and_width(settings.img_size))
     return " and ".join(
         f"{counted(group.count, 'crop')} of {'x'.join(map(str, group.sides or ()))}" for group in groups
     )

@@ -24,10 +24,10 @@ from paucal.report.pretraining import write_pretraining_report
 from paucal.runner import life
 from paucal.runner.console import Console
 from paucal.runner.frames import Data, takes_frames
-from paucal.runner.images import pin_data
+from paucal.runner.images import with_absolute_data_paths
 from paucal.runner.job import Bars, FinishedRun, Job
 from paucal.runner.loaders import step_loader
-from paucal.runner.processes import is_first, wait_for_all
+from paucal.runner.processes import is_rank_zero, wait_for_all
 from paucal.runner.results import publish_results
 from paucal.runner.starts import without_none_init
 from paucal.runs import RunFolder
@@ -71,7 +71,7 @@ def summary(setup: PretrainingSetup, outcome: Outcome, stage_watch: StageWatch) 
         "title": f"{setup.card.backbone.name} pre-trained on {data.images.name}",
         "kind": "pretraining",
         "method": method_of(settings).title(settings),
-        "data": f"{data.images.name}: {counted(len(data.part('train')), 'image')}",
+        "data": f"{data.images.name}: {counted(len(data.split_indices('train')), 'image')}",
         "parts": {name: count for name, count in data.counts().items() if count},
         "grid": setup.grid_text,
         "crops": describe_crops(settings),
@@ -113,12 +113,14 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
         check_ranges(settings)
         return settings, origins
 
-    def pin(self, settings: PretrainSettings) -> PretrainSettings:
+    def with_absolute_paths(self, settings: PretrainSettings) -> PretrainSettings:
         """Return settings with absolute paths."""
-        settings = super().pin(settings)
+        settings = super().with_absolute_paths(settings)
         if settings.monitor is None:
             return settings
-        return replace(settings, monitor=pin_data(DataSettings(settings.monitor, settings.data_root)).data)
+        return replace(
+            settings, monitor=with_absolute_data_paths(DataSettings(settings.monitor, settings.data_root)).data
+        )
 
     def assemble(
         self, settings: PretrainSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
@@ -126,14 +128,14 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
         """Open the images, choose the settings that were not given, and build the objective of the run's stage."""
         setup = assemble(settings, origins, bars, run)
         # Only the first process rewrites the checkpoint; the other processes do not have the path of the run yet.
-        if run is not None and is_first() and lacks_parameters(run, setup.objective):
+        if run is not None and is_rank_zero() and lacks_parameters(run, setup.objective):
             add_parameters(run, setup.objective)
         return setup
 
     def describe_data(self, setup: PretrainingSetup) -> list[str]:
         """Return one line: the name of the data, the number of training images, and which images are left out."""
         images, split = setup.data.images, setup.data.split
-        return [f"images: {images.name}, {len(setup.data.part('train'))} to learn from ({split.description})"]
+        return [f"images: {images.name}, {len(setup.data.split_indices('train'))} to learn from ({split.description})"]
 
     def draw_batch(self, setup: PretrainingSetup) -> Image.Image:
         """Draw the crops of a few images."""
@@ -143,7 +145,7 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
         """Return the training loader of this process, starting at forward pass `first_pass`."""
         settings, data = setup.settings, setup.data
         transforms = crop_transforms(settings, _normalisation(setup))
-        dataset = ViewDataset(data.images, transforms, settings.seed, labels=False)
+        dataset = ViewDataset(data.images, transforms, settings.seed, with_labels=False)
         return step_loader(dataset, data, settings, setup.plan, first_pass)
 
     def optimization(self, setup: PretrainingSetup) -> Optimization:
@@ -170,7 +172,7 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
         verdict = listener.watcher.verdict
         if rank() == 0:
             chance = {f"train_{name}": value for name, value in setup.objective.chance_levels().items()}
-            save_curves(run, outcome.rows, len(setup.data.part("train")), chance=chance)
+            save_curves(run, outcome.rows, len(setup.data.split_indices("train")), chance=chance)
             prototypes = method_of(setup.settings).n_prototypes(setup.settings)
             dim = setup.objective.backbones()[0].dim
             save_figure(run.plots / "health.png", health_figure(outcome.rows, prototypes, dim, verdict))

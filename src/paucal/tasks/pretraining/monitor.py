@@ -61,7 +61,7 @@ def knn_monitor(
             f"--monitor-images is {max_images}; expected at least {QUERY_EVERY}, preferably some thousands."
         )
     settings = DataSettings(location, data_root, on_bad_image=on_bad_image)
-    images, bank, queries = _open_monitor_images(settings, max_images, seed, preprocess.reading)
+    images, bank, queries = _open_monitor_images(settings, max_images, seed, preprocess.decode_options)
     indices, batch_size = np.concatenate([bank, queries]), inference_batch_size(preprocess.image_size, device)
     height, width = preprocess.image_size
     batches = CachedBatches(
@@ -99,7 +99,7 @@ def _open_monitor_images(
     """Return the images, the indices of the neighbours, and the indices of the queries."""
     with _explain_missing_labels():
         images = open_images(settings.data, root=settings.data_root)
-        if not images.labelled:
+        if not images.has_single_labels:
             raise UserError(f"{images.location} has images without a label")
     try:
         images = decode_images(images, settings, reading)
@@ -108,8 +108,8 @@ def _open_monitor_images(
     with _explain_missing_labels():
         # The monitor selects no model, so no validation images are split off, and more images can serve as neighbours.
         data = evaluation_data(images, make_split(images, seed, val_fraction=0.0))
-    queries = balanced_sample(data.labels, data.parts["test"], max(1, max_images // QUERY_EVERY), seed)
-    return images, balanced_sample(data.labels, data.parts["train"], max_images - len(queries), seed), queries
+    queries = balanced_sample(data.labels, data.split_positions["test"], max(1, max_images // QUERY_EVERY), seed)
+    return images, balanced_sample(data.labels, data.split_positions["train"], max_images - len(queries), seed), queries
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from paucal.evaluation.collapse import Verdict, grace_period
-from paucal.methods.contract import HealthScale
+from paucal.methods.contract import RunScale
 from paucal.methods.pretraining import method_of
 from paucal.runner.console import Console
 from paucal.runner.job import EpochListener
@@ -227,10 +227,10 @@ def expects_healthy_start(setup: PretrainingSetup) -> bool:
     return report is not None and not report.undertrained and method_of(setup.settings).settled_start
 
 
-def health_scale(setup: PretrainingSetup) -> HealthScale:
+def health_scale(setup: PretrainingSetup) -> RunScale:
     """Return the feature dimension, batch size and grace period that set the limits of healthy metrics."""
     settings, plan = setup.settings, setup.plan
     warmup = round(settings.warmup_epochs * plan.steps_per_epoch)
     dim = setup.objective.backbones()[0].dim
     grace = 0 if expects_healthy_start(setup) else grace_period(plan.total_steps, warmup)
-    return HealthScale(dim, settings.batch_size, grace)
+    return RunScale(dim, settings.batch_size, grace)

@@ -13,7 +13,7 @@ from rich.table import Table
 from paucal.data.images import ImageSet
 from paucal.evaluation.plots import save_figure
 from paucal.evaluation.predictions import predict_in_order
-from paucal.evaluation.record import Line, lines_table
+from paucal.evaluation.record import ScoreLine, lines_table
 from paucal.metrics.intervals import Score
 from paucal.metrics.regression import RegressionReport, regression_report
 from paucal.models.regression import INTERVAL_LEVEL, IntervalPredictions
@@ -42,21 +42,23 @@ def evaluate_regression(
     model: TrainedModel,
     loader: Any,
     truth: Array,
-    part: NDArray[np.int64],
+    indices: NDArray[np.int64],
     seed: int,
     progress: Any,
     groups: NDArray[np.int64] | None = None,
 ) -> tuple[RegressionReport, IntervalPredictions]:
     """Return the scores of a regression model on some images of a data set, and the predictions for these images.
 
-    `part` are the indices of these images, `loader` reads the images in this order, and `truth` are their (N,) target
-    values. `groups` has the group of each image of the data set, or is None if images are independent. `progress` is
-    called with the number of finished images and the number of all images.
+    `indices` are the indices of these images, `loader` reads the images in this order, and `truth` are their (N,)
+    target values. `groups` has the group of each image of the data set, or is None if images are independent.
+    `progress` is called with the number of finished images and the number of all images.
     """
     card = card_of(model)
-    predictions = card.read(predict_in_order(model.module, loader, part, model.device, progress)[:, 0].double().numpy())
+    predictions = card.read(
+        predict_in_order(model.module, loader, indices, model.device, progress)[:, 0].double().numpy()
+    )
     has_grades, bounds = card.grades is not None, (predictions.low, predictions.high)
-    part_groups = None if groups is None else groups[part]
+    part_groups = None if groups is None else groups[indices]
     report = regression_report(
         truth, predictions.predicted, bounds, card.mean, INTERVAL_LEVEL, seed, has_grades, part_groups
     )
@@ -68,14 +70,14 @@ def write_scores(
     plots: Path,
     report: RegressionReport,
     images: ImageSet,
-    part: NDArray[np.int64],
+    indices: NDArray[np.int64],
     truth: Array,
     numbers: IntervalPredictions,
 ) -> None:
     """Write `metrics.json`, `predictions.csv` and the plot of predicted against true values.
 
-    `part` are the indices of the evaluated images, and `numbers` has the predicted value and the prediction interval of
-    each of these images.
+    `indices` are the indices of the evaluated images, and `numbers` has the predicted value and the prediction interval
+    of each of these images.
     """
     folder.mkdir(parents=True, exist_ok=True)
     plots.mkdir(parents=True, exist_ok=True)
@@ -86,7 +88,7 @@ def write_scores(
     write_text(folder / "metrics.json", json.dumps(content, indent=2) + "\n")
     rows = [
         [images.keys[int(index)], *(f"{value:.9g}" for value in values)]
-        for index, *values in zip(part, truth, *numbers, strict=True)
+        for index, *values in zip(indices, truth, *numbers, strict=True)
     ]
     write_text(folder / "predictions.csv", csv_text(["key", "target", "predicted", "low", "high"], *rows))
     # Prediction intervals of grades differ in width, so no band of a constant width is drawn.
@@ -135,7 +137,11 @@ def interval_words(interval: str, report: RegressionReport) -> str:
 def report_table(report: RegressionReport) -> Table:
     """Return the scores as a terminal table, with a row for always predicting the mean below the model's MAE."""
     scores = report.scores.items()
-    lines = [Line(TITLES[name][0], *format_regression_score(score, name), TITLES[name][1]) for name, score in scores]
+    lines = [
+        ScoreLine(TITLES[name][0], *format_regression_score(score, name), TITLES[name][1]) for name, score in scores
+    ]
     baseline = f"MAE of always predicting {report.mean:.4g}"
-    lines.insert(list(report.scores).index("mae") + 1, Line("always the mean", f"{report.baseline:.3g}", "", baseline))
+    lines.insert(
+        list(report.scores).index("mae") + 1, ScoreLine("always the mean", f"{report.baseline:.3g}", "", baseline)
+    )
     return lines_table(images_text(report.images, report.groups), 0.95, lines)

@@ -9,7 +9,7 @@ from sklearn.linear_model import Ridge
 from sklearn.model_selection import KFold
 
 from paucal.metrics.regression import conformal_half_width
-from paucal.models.regression import INTERVAL_LEVEL, Grades
+from paucal.models.regression import INTERVAL_LEVEL, CumulativeLogitModel
 
 PENALTIES = (100.0, 1000.0, 10_000.0, 100_000.0)  # L2 penalties on standardised features and targets
 MAX_FOLDS = 10
@@ -74,7 +74,7 @@ def _fit_weights(features: Array, targets: Array, strength: float) -> tuple[Arra
     return weight, float(ridge.intercept_) * scale + centre - float(weight @ mean)
 
 
-def fit_grades(outputs: Array, truth: Array, lowest: int, highest: int) -> tuple[Grades, float]:
+def fit_grades(outputs: Array, truth: Array, lowest: int, highest: int) -> tuple[CumulativeLogitModel, float]:
     """Fit an ordinal model of grades by maximum likelihood; return the model and the margin of its 90 % intervals.
 
     Args:
@@ -86,9 +86,9 @@ def fit_grades(outputs: Array, truth: Array, lowest: int, highest: int) -> tuple
     rows, index = np.arange(len(truth)), (truth - lowest).astype(np.int64)
 
     # `values` holds the logarithm of the slope, the first cut, and the logarithms of the gaps between cuts.
-    def unpack(values: Array) -> Grades:
+    def unpack(values: Array) -> CumulativeLogitModel:
         cuts = values[1] + np.concatenate([[0.0], np.cumsum(np.exp(values[2:]))])
-        return Grades(lowest, tuple(cuts.tolist()), float(np.exp(values[0])))
+        return CumulativeLogitModel(lowest, tuple(cuts.tolist()), float(np.exp(values[0])))
 
     def loss(values: Array) -> float:
         likelihoods = unpack(values).probabilities(outputs)[rows, index]

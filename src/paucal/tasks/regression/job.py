@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-from paucal.backbones.stage_classifier import add_stage_classifier, last_stage_maps
+from paucal.backbones.stage_classifier import add_stage_classifier, last_stage_poolings
 from paucal.backbones.weights.inputs import timm_preprocessing
 from paucal.evaluation.predictions import predict_in_order
 from paucal.methods.training import resolve_training
 from paucal.methods.training_settings import TrainSettings
 from paucal.metrics.regression import RegressionReport, conformal_half_width
-from paucal.models.features import ClassifierInputs, StageClassifierInputs, linear_classifier
+from paucal.models.features import ClassifierInputExtractor, StageClassifierInputExtractor, linear_classifier
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.regression import INTERVAL_LEVEL, RegressionCard
 from paucal.models.trained import TrainedModel, save_trained
@@ -25,11 +25,11 @@ from paucal.report.regression import write_regression_report
 from paucal.rules.backbone import backbone_spec
 from paucal.runner.images import (
     decode_images,
-    first_reading,
+    decode_options_for_size,
+    initial_decode_options,
     normalisation,
     open_undecoded,
-    pin_data,
-    reading_for,
+    with_absolute_data_paths,
 )
 from paucal.runner.job import Bars, EpochListener, Job
 from paucal.runner.loaders import eval_loader
@@ -37,11 +37,11 @@ from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.results import EvaluatedRun, publish_results
 from paucal.runner.starts import (
     MIN_SIDE,
-    choose_start,
-    find_start,
-    load_start,
-    may_choose_start,
-    pin_start,
+    choose_initial_weights,
+    chooses_initial_weights,
+    find_initial_weights,
+    load_initial_weights,
+    with_absolute_init_path,
     without_none_init,
 )
 from paucal.runner.trainer_inputs import hardware
@@ -159,9 +159,9 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         check_ranges(settings)
         return replace(without_none_init(settings), epochs=0, method="supervised"), dict(origins)
 
-    def pin(self, settings: TrainSettings) -> TrainSettings:
+    def with_absolute_paths(self, settings: TrainSettings) -> TrainSettings:
         """Return settings with absolute paths."""
-        return pin_start(pin_data(settings, {"split"}))
+        return with_absolute_init_path(with_absolute_data_paths(settings, {"split"}))
 
     def assemble(
         self, settings: TrainSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
@@ -175,11 +175,13 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             require_grades(targets, column)
         data = ImagesWithTargets(images, split_images_with_targets(settings, images, run), targets=targets)
         remarks: list[str] = []
-        if run is None and may_choose_start(settings, origins):
+        if run is None and chooses_initial_weights(settings, origins):
             # A regression needs pretrained weights even for tiny images, which are enlarged to the weights' image size.
-            settings, origins, choice = choose_start(settings, origins, max(data.facts().median_side, MIN_SIDE))
+            settings, origins, choice = choose_initial_weights(
+                settings, origins, max(data.facts().median_side, MIN_SIDE)
+            )
             remarks = [choice.remark] if choice.remark else []
-        weights_source = find_start(settings, run)
+        weights_source = find_initial_weights(settings, run)
         if weights_source.read is None and weights_source.record is None:
             raise UserError(
                 "--target needs trained weights, but no weights were found: give --init timm, a weights file or a run."
@@ -190,7 +192,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         if run is None and "resize" not in origins:
             reason = "the number describes the whole image, so nothing may be cropped"
             settings, reasons["resize"] = replace(settings, resize="squash"), reason
-        reading = reading_for(settings.img_size, first_reading(settings, images))
+        reading = decode_options_for_size(settings.img_size, initial_decode_options(settings, images))
         with bars("reading images") as advance:
             images = decode_images(images, settings, reading, advance)
         if len(images) < len(targets):  # unreadable images were skipped
@@ -198,7 +200,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             data = ImagesWithTargets(images, split_images_with_targets(settings, images, run), targets=targets)
         data = replace(data, images=images)
         with seeded_random_weights(settings.seed):
-            spec, notes = backbone_spec(settings, 1, images.reading.channels)
+            spec, notes = backbone_spec(settings, 1, images.decode_options.channels)
             notes = [*check_memory(settings, spec), *notes]
             objective = FrozenNetwork(spec.build())
         weights_input = weights_source.input(settings.model) if weights_source.input is not None else None
@@ -207,11 +209,11 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
             spec.image_size,
             1.0,
             (weights_input or timm_preprocessing(settings.model)).interpolation,
-            *(statistics.mean, statistics.std, images.reading.value_range, settings.resize),
-            images.reading.channel_ranges,
+            *(statistics.mean, statistics.std, images.decode_options.value_range, settings.resize),
+            images.decode_options.channel_ranges,
         )
         card = RegressionCard(spec, (column,), preprocess)
-        load_report = load_start(weights_source, settings.model, objective, (), "fresh")
+        load_report = load_initial_weights(weights_source, settings.model, objective, (), "fresh")
         if linear_classifier(objective.deployable()) is None:
             raise UserError(
                 f"--model: {settings.model} has no linear classifier as its last layer, which regression needs: choose "
@@ -259,10 +261,10 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
     ) -> RegressionResult:
         """Fit the regression to the training images, and evaluate the model once on the test images."""
         start_time, settings, data = time.monotonic(), setup.settings, setup.data
-        network, train = setup.objective.deployable().to(settings.device), data.part("train")
+        network, train = setup.objective.deployable().to(settings.device), data.split_indices("train")
         size = setup.card.backbone.image_size
-        has_maps = bool(last_stage_maps(network, size))
-        inputs = StageClassifierInputs(network, size) if has_maps else ClassifierInputs(network)
+        has_maps = bool(last_stage_poolings(network, size))
+        inputs = StageClassifierInputExtractor(network, size) if has_maps else ClassifierInputExtractor(network)
         try:
             with console.progress("features") as advance:
                 loader = eval_loader(data, train, setup.card.preprocessing, settings)
@@ -279,7 +281,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         statistics = {"mean": float(truth.mean()), "deviation": float(truth.std()) or 1.0}
         card = replace(setup.card, half_width=half_width, **statistics, grades=grades, reads_stages=reads_stages)
         save_trained(run, network, card)
-        model, part = load_regressor(run, settings.device), data.part("test")
+        model, part = load_regressor(run, settings.device), data.split_indices("test")
         truth, groups = data.targets[part], data.split.groups
         with console.progress("testing") as advance:
             loader = eval_loader(data, part, model.card.preprocessing, settings)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from paucal.backbones.layout import Size
-from paucal.backbones.weights.inputs import ImageInput, timm_preprocessing
+from paucal.backbones.weights.inputs import WeightsPreprocessing, timm_preprocessing
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.saved import stored_card
 from paucal.objectives.finetuning import FineTuning
@@ -14,14 +14,19 @@ from paucal.rules.resolve import resolve
 from paucal.runner.images import normalisation
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, seeded_random_weights
-from paucal.runner.starts import choose_start, find_start, load_start, may_choose_start
+from paucal.runner.starts import (
+    choose_initial_weights,
+    chooses_initial_weights,
+    find_initial_weights,
+    load_initial_weights,
+)
 from paucal.runner.trainer_inputs import check_rates, hardware, trainer_plan, with_synced_norms
 from paucal.runs import RunFolder
 from paucal.runs.folder import CHOSEN_WEIGHTS
 from paucal.settings.origins import list_origins
 from paucal.tasks.segmentation.crops import CropOptions
 from paucal.tasks.segmentation.images import SegmentationData, open_segmentation_data
-from paucal.tasks.segmentation.model import Head, SegmentationCard
+from paucal.tasks.segmentation.model import HeadOptions, SegmentationCard
 from paucal.tasks.segmentation.objective import PixelObjective
 from paucal.tasks.segmentation.rules import RULES
 from paucal.tasks.segmentation.settings import SegmentSettings
@@ -55,11 +60,11 @@ def assemble(
     data = open_segmentation_data(settings, bars, run)
     remarks: list[str] = []
     if run is None:
-        if may_choose_start(settings, origins) and (settings.init == CHOSEN_WEIGHTS or settings.recipe is None):
-            settings, origins, choice = choose_start(settings, origins, data.facts().median_side)
+        if chooses_initial_weights(settings, origins) and (settings.init == CHOSEN_WEIGHTS or settings.recipe is None):
+            settings, origins, choice = choose_initial_weights(settings, origins, data.facts().median_side)
             remarks = [choice.remark] if choice.remark else []
         check_rates(settings)
-    weights_source = find_start(settings, run)
+    weights_source = find_initial_weights(settings, run)
     facts = replace(data.facts(), initial_weights=weights_source.facts)
     settings, reasons = resolve(settings, facts, RULES)
     hardware(settings)  # refuses a missing device before the network is built
@@ -67,7 +72,7 @@ def assemble(
     card, objective, notes = _build_network(
         settings, data, weights_source.input and weights_source.input(settings.model), run
     )
-    load_report = load_start(weights_source, settings.model, objective, ())
+    load_report = load_initial_weights(weights_source, settings.model, objective, ())
     min_crops = objective.data_request.smallest_batch
     if settings.batch_size_or_1 < min_crops:
         raise UserError(
@@ -94,7 +99,7 @@ def _fill_in_length(
 
 
 def _build_network(
-    settings: SegmentSettings, data: SegmentationData, weights_input: ImageInput | None, run: RunFolder | None
+    settings: SegmentSettings, data: SegmentationData, weights_input: WeightsPreprocessing | None, run: RunFolder | None
 ) -> tuple[SegmentationCard, PixelObjective, list[str]]:
     """Return the model card, the objective and notes on the backbone."""
     with seeded_random_weights(settings.seed):
@@ -105,7 +110,7 @@ def _build_network(
             backbone=spec,
             classes=data.images.classes,
             preprocessing=_preprocessing(settings, data, weights_input, run),
-            head=Head(settings.width, settings.dropout),
+            head=HeadOptions(settings.width, settings.dropout),
             coding=data.masked.coding,
             overlap=settings.overlap,
             whole=settings.test_mode == "whole",
@@ -124,7 +129,7 @@ def _build_network(
 
 
 def _preprocessing(
-    settings: SegmentSettings, data: SegmentationData, weights_input: ImageInput | None, run: RunFolder | None
+    settings: SegmentSettings, data: SegmentationData, weights_input: WeightsPreprocessing | None, run: RunFolder | None
 ) -> Preprocessing:
     """Return the preprocessing stored in `run`, or else the preprocessing for the settings.
 
@@ -133,7 +138,7 @@ def _preprocessing(
     if stored := stored_card(run, SegmentationCard):
         return stored.preprocessing
     statistics = normalisation(settings, data, weights_input or timm_preprocessing(settings.model))
-    size, value_range = height_and_width(settings.img_size), data.images.reading.value_range
+    size, value_range = height_and_width(settings.img_size), data.images.decode_options.value_range
     return Preprocessing(size, 1.0, "bilinear", statistics.mean, statistics.std, value_range=value_range)
 
 
@@ -187,7 +192,7 @@ def _mask_warnings(data: SegmentationData) -> list[str]:
     """Return warnings about the masks, and about classes that have no pixel in the training or in the test masks."""
     remarks = data.masked.describe_findings()
     for part, purpose in (("train", "training"), ("test", "test")):
-        pixels = data.masked.pixels[data.part(part)].sum(0)
+        pixels = data.masked.class_pixel_counts[data.split_indices(part)].sum(0)
         missing = [name for name, count in zip(data.images.classes, pixels, strict=True) if count == 0]
         if missing:
             examples = join_first_few(missing, 8)

@@ -20,8 +20,8 @@ from paucal.tasks.segmentation.evaluation import count_and_write_masks
 from paucal.tasks.segmentation.model import SegmentationModel, load_segmenter
 from paucal.tasks.segmentation.pictures import class_colours, draw_comparison, draw_legend, png_path, stack_vertically
 from paucal.tasks.segmentation.scores import (
+    PixelCounts,
     SegmentationReport,
-    Tally,
     finite_or_none,
     format_score,
     report_table,
@@ -62,7 +62,7 @@ def conclude(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, console
     data, folder = setup.data, run.evaluation("test")
     # Load the stored model, so that exactly the deployed model is evaluated.
     model = load_segmenter(run, setup.settings.device)
-    options, indices = full_inference(setup.settings), data.part("test").tolist()
+    options, indices = full_inference(setup.settings), data.split_indices("test").tolist()
     with console.progress("testing") as advance:
         tallies = count_and_write_masks(model, data, indices, options, folder / "masks", advance)
     report = segmentation_report(tallies, setup.card.classes, setup.settings.seed, data.split.groups)
@@ -85,12 +85,12 @@ def conclude(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, console
     return SegmentResult(run.path, report, outcome.seconds)
 
 
-def _draw_extremes(run: RunFolder, setup: SegmentationSetup, tallies: list[Tally]) -> None:
+def _draw_extremes(run: RunFolder, setup: SegmentationSetup, tallies: list[PixelCounts]) -> None:
     """Draw the test images with the lowest and with the highest mean IoU."""
     data, coding = setup.data, setup.card.coding
     colours = class_colours(coding)
 
-    def compare(row: Tally) -> Image.Image:
+    def compare(row: PixelCounts) -> Image.Image:
         key = data.images.keys[row.index]
         path = png_path(run.evaluation("test") / "masks", key)
         predicted = coding.encode(
@@ -130,7 +130,7 @@ def summary(setup: SegmentationSetup, outcome: Outcome, report: SegmentationRepo
 
 
 def _crops_per_epoch(setup: SegmentationSetup) -> int:
-    return len(setup.data.part("train")) * setup.settings.crops
+    return len(setup.data.split_indices("train")) * setup.settings.crops
 
 
 def result_lines(setup: SegmentationSetup, outcome: Outcome, report: SegmentationReport) -> list[str]:

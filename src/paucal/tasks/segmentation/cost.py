@@ -24,6 +24,6 @@ def segmenter_cost(
             "head": submodule_cost(network.head, network.maps(images)),
         }
         if auxiliary is not None:
-            head = network.auxiliary_head(auxiliary)
+            head = network.make_auxiliary_head(auxiliary)
             parts["auxiliary"] = SubmoduleCost(sum(parameter.numel() for parameter in head.parameters()), 0)
         return parts

@@ -116,7 +116,7 @@ class MaskedCrops(ViewDataset):
     """A dataset of random crops of images with their masks, seeded by (seed, epoch, image, repeat)."""
 
     def __init__(self, image_set: ImageSet, masks: MaskStore, transform: CropTransform, seed: int) -> None:
-        super().__init__(image_set, [], seed, labels=False)
+        super().__init__(image_set, [], seed, with_labels=False)
         self.masks, self.transform = masks, transform
 
     def _make_sample(self, key: SampleKey) -> Sample:

@@ -15,7 +15,7 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.tasks.segmentation.images import SegmentationData
 from paucal.tasks.segmentation.model import SegmentationModel
 from paucal.tasks.segmentation.pictures import write_mask
-from paucal.tasks.segmentation.scores import Tally, tally
+from paucal.tasks.segmentation.scores import PixelCounts, count_image_pixels
 from paucal.tasks.segmentation.windows import WindowOptions, pixel_probabilities
 
 
@@ -27,7 +27,7 @@ def count_pixels(
     options: WindowOptions,
     device: torch.device | str,
     on_image: Callable[[int, Tensor], None] = lambda index, probabilities: None,
-) -> list[Tally]:
+) -> list[PixelCounts]:
     """Count the pixels of each image by label and prediction.
 
     The images at `indices` are divided among all processes, and every process returns the counts of all images.
@@ -38,11 +38,13 @@ def count_pixels(
         for index in map(int, list(indices)[rank() :: world_size()]):
             image = normalisation.apply(data.images.store.read(index)).to(device)
             probabilities = pixel_probabilities(network, image, options)
-            pixel_counts.append(tally(index, probabilities, torch.from_numpy(data.masks.read(index)), IGNORED))
+            pixel_counts.append(
+                count_image_pixels(index, probabilities, torch.from_numpy(data.masks.read(index)), IGNORED)
+            )
             on_image(index, probabilities)
     if world_size() == 1:
         return pixel_counts
-    gathered: list[list[Tally]] = [[] for _ in range(world_size())]
+    gathered: list[list[PixelCounts]] = [[] for _ in range(world_size())]
     dist.all_gather_object(gathered, pixel_counts)
     return [counts for process_counts in gathered for counts in process_counts]
 
@@ -54,7 +56,7 @@ def count_and_write_masks(
     options: WindowOptions,
     folder: Path,
     advance: Callable[[int, int], None],
-) -> list[Tally]:
+) -> list[PixelCounts]:
     """Count pixels like `count_pixels`, and write the predicted masks to a folder.
 
     `advance` is called after each mask, with the number of written masks and the total number of images.

@@ -9,7 +9,7 @@ import numpy as np
 
 from paucal.data.decode import DEFAULT_DECODE_OPTIONS
 from paucal.data.images import ImageSet
-from paucal.data.label_kinds import name_other_kinds
+from paucal.data.label_kinds import report_other_label_kinds
 from paucal.data.masks.coding import NamedClasses, read_class_names
 from paucal.data.masks.masked_images import MaskedImages, MaskStore, images_of_pairs, read_masks, require_enough_images
 from paucal.data.masks.pairs import find_pairs
@@ -67,10 +67,10 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
             "masks/), or --images and --masks."
         )
     paths = (None if value is None else Path(value) for value in (settings.images, settings.masks))
-    with name_other_kinds(Path(location), "segment"):
+    with report_other_label_kinds(Path(location), "segment"):
         pairs = find_pairs(Path(location), *paths)
     card = stored_card(run, SegmentationCard)
-    reading = card.preprocessing.reading if card is not None else DEFAULT_DECODE_OPTIONS
+    reading = card.preprocessing.decode_options if card is not None else DEFAULT_DECODE_OPTIONS
     with bars("reading images") as advance:
         images = decode_images(images_of_pairs(pairs, location), settings, replace(reading, side=None), advance)
     class_names = None if settings.classes is None else read_class_names(Path(settings.classes))
@@ -84,7 +84,7 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
         return SegmentationData(masked.images, stored_split(run, masked.images), masked=masked)
     split = _split_images(settings, masked.images)
     val = split.indices("val")
-    if len(val) and not masked.pixels[val].any():  # no epoch could be scored on such a split
+    if len(val) and not masked.class_pixel_counts[val].any():  # no epoch could be scored on such a split
         blank = f"{counted(len(val), 'validation image')} without a labelled pixel"
         split = split.exclude(split.parts == "val", f"{blank} left out, since they cannot select a model")
     if not len(split.indices("test")):

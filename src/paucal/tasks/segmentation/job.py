@@ -23,12 +23,12 @@ from paucal.runner.console import Console
 from paucal.runner.frames import Data
 from paucal.runner.job import Bars, EpochListener
 from paucal.runner.loaders import step_loader
-from paucal.runner.starts import pin_start, without_none_init
+from paucal.runner.starts import with_absolute_init_path, without_none_init
 from paucal.runner.time_budget import (
     Pace,
     PlannedLength,
     TimedJob,
-    keep_one_length,
+    choose_time_or_epochs,
     parse_duration,
     seconds_per_step,
 )
@@ -93,11 +93,11 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         if settings.resize_to is not None and len(settings.resize_to) != 2:
             text = " ".join(map(str, settings.resize_to))
             raise UserError(f"--resize-to is {text}; expected a shorter and a longer side, such as 512 2048.")
-        return keep_one_length(settings, origins), origins
+        return choose_time_or_epochs(settings, origins), origins
 
-    def pin(self, settings: SegmentSettings) -> SegmentSettings:
+    def with_absolute_paths(self, settings: SegmentSettings) -> SegmentSettings:
         """Return settings with absolute paths."""
-        return pin_paths(pin_start(settings))
+        return pin_paths(with_absolute_init_path(settings))
 
     def assemble(
         self, settings: SegmentSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None
@@ -114,17 +114,17 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         """Draw training crops as the network will see them, with their masks."""
         return draw_crops(next(iter(self.loader(setup, 0))), setup.card)  # type: ignore[arg-type]
 
-    def measure(self, setup: SegmentationSetup, threads: bool = False) -> Pace:
+    def measure(self, setup: SegmentationSetup, tunes_threads: bool = False) -> Pace:
         """Measure the seconds of a training step, of a validation image and of a test image."""
         settings, objective = setup.settings, setup.objective
         device = torch.device(settings.device)
         plan = replace(setup.plan, total_steps=TIMED_STEPS + 1)
         timed = replace(setup, settings=replace(settings, workers=0), plan=plan)
-        image = setup.data.part("train")[:1].tolist()
+        image = setup.data.split_indices("train")[:1].tolist()
         evaluations = []
         with trial_steps(objective.train(), device):
             batches: Any = self.loader(timed, 0)
-            step = seconds_per_step(objective, batches, device, settings.precision, settings.accumulate, threads)
+            step = seconds_per_step(objective, batches, device, settings.precision, settings.accumulate, tunes_threads)
             for options in (fast_inference(settings), full_inference(settings)):
                 start_time, network = time.perf_counter(), objective.deployable()
                 count_pixels(network, setup.data, image, setup.card.preprocessing, options, device)
@@ -132,14 +132,14 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         val_image, test_image = evaluations
         return Pace(step, val_image, test_image, FINISH_SECONDS * measure_slowdown())
 
-    def fit_length(self, setup: SegmentationSetup, pace: Pace, left: float) -> PlannedLength:
+    def fit_length(self, setup: SegmentationSetup, pace: Pace, seconds_left: float) -> PlannedLength:
         """Return the number of epochs, and the number of crops per image and epoch, that fit in the time."""
         settings, counts = setup.settings, setup.data.counts()
-        training_seconds = left - pace.closing_seconds(counts)
+        training_seconds = seconds_left - pace.closing_seconds(counts)
         crop_seconds = pace.step * counts["train"] / settings.effective_batch  # per epoch, with one crop per image
         eval_seconds = pace.evaluation(counts)
         is_given = setup.origins["crops"] != "default" and not is_automatic(setup.origins["crops"])
-        crops, epochs = fill_time(training_seconds, crop_seconds, eval_seconds, settings.crops, is_given)
+        crops, epochs = plan_crops_and_epochs(training_seconds, crop_seconds, eval_seconds, settings.crops, is_given)
         epoch_seconds = crops * crop_seconds + eval_seconds
         if epochs < 1:
             assert settings.time is not None  # the length is planned only for a time budget
@@ -181,7 +181,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
 
         None if the run has no validation images; the last epoch is then kept.
         """
-        data, indices = setup.data, setup.data.part("val").tolist()
+        data, indices = setup.data, setup.data.split_indices("val").tolist()
         if not indices:
             return None
 
@@ -242,7 +242,7 @@ def segment(
     return life.run_quietly(SegmentationJob(), data, resume, callbacks, settings)
 
 
-def fill_time(
+def plan_crops_and_epochs(
     training_seconds: float, crop_seconds: float, eval_seconds: float, crops: int, is_given: bool
 ) -> tuple[int, int]:
     """Return the number of crops per image and epoch, and the number of epochs, that fill a time.
@@ -255,11 +255,11 @@ def fill_time(
         is_given: Whether the user gave the number of crops; if not, the number is adjusted to fill the time.
 
     Example:
-        >>> fill_time(100.0, crop_seconds=1.0, eval_seconds=1.0, crops=24, is_given=True)
+        >>> plan_crops_and_epochs(100.0, crop_seconds=1.0, eval_seconds=1.0, crops=24, is_given=True)
         (24, 4)
-        >>> fill_time(100.0, crop_seconds=1.0, eval_seconds=1.0, crops=24, is_given=False)
+        >>> plan_crops_and_epochs(100.0, crop_seconds=1.0, eval_seconds=1.0, crops=24, is_given=False)
         (9, 10)
-        >>> fill_time(45.0, crop_seconds=20.0, eval_seconds=3.0, crops=8, is_given=False)
+        >>> plan_crops_and_epochs(45.0, crop_seconds=20.0, eval_seconds=3.0, crops=8, is_given=False)
         (2, 1)
     """
     if not is_given:

@@ -32,7 +32,7 @@ PROBABILITY_COPIES = 5  # number of (K, H, W) tensors that are in memory at the 
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadOptions:
     """The options of a segmentation head: its number of channels, and its dropout probability in training."""
 
     width: int
@@ -62,7 +62,7 @@ class SegmentationCard(ModelCard):
     task: ClassVar[str] = SEGMENTATION
     formats: ClassVar[tuple[int, ...]] = (CARD_FORMAT,)
 
-    head: Head
+    head: HeadOptions
     coding: MaskCoding
     overlap: float = 1 / 3
     whole: bool = False
@@ -102,7 +102,7 @@ class SegmentationCard(ModelCard):
                 f"sides from 8 to {MAX_SIDE} pixels: restore the file."
             )
         return coding.count, {
-            "head": Head(stored["head"]["width"], stored["head"]["dropout"]),
+            "head": HeadOptions(stored["head"]["width"], stored["head"]["dropout"]),
             "coding": coding,
             "overlap": float(overlap),
             "whole": is_whole,
@@ -124,9 +124,9 @@ class SegmentationModel:
         return self.card.classes
 
     @property
-    def reading(self) -> DecodeOptions:
+    def decode_options(self) -> DecodeOptions:
         """Options for reading images at their original size, with the value range of the training images."""
-        return replace(self.card.preprocessing.reading, side=None)
+        return replace(self.card.preprocessing.decode_options, side=None)
 
     def window_options(self, scales: tuple[float, ...] = (1.0,), mirror: bool = False) -> WindowOptions:
         """Return the inference options of the run with the given scales and mirroring."""
@@ -148,7 +148,7 @@ class SegmentationModel:
             UserError: The probabilities would not fit in memory.
         """
         normalisation = Normalisation(self.card.preprocessing.mean, self.card.preprocessing.std)
-        normalised = normalisation.apply(convert_image(image, self.reading)).to(self.device)
+        normalised = normalisation.apply(convert_image(image, self.decode_options)).to(self.device)
         size = (normalised.shape[-2], normalised.shape[-1])
         _require_memory(len(self.classes), *size, max(scales) * fitting_scale(size, self.card.resize_to))
         return pixel_probabilities(self.network, normalised, self.window_options(scales, mirror)).cpu()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paucal.backbones import BackboneSpec
-from paucal.backbones.stage_maps import StageMaps, stage_maps
+from paucal.backbones.stage_maps import PyramidBackbone, build_pyramid_backbone
 
 POOLED_SIDES = (1, 2, 3, 6)  # heights and widths of the pooled versions of the deepest feature map
 CLASSIFIER_STD = 0.01  # standard deviation of the classifier's initial weights
@@ -115,7 +115,7 @@ def _resize_like(grid: Tensor, like: Tensor) -> Tensor:
 class SegmentationNetwork(nn.Module):
     """A backbone with UPerNet's head on its feature maps."""
 
-    def __init__(self, maps: StageMaps, n_classes: int, width: int = 512, dropout: float = 0.1) -> None:
+    def __init__(self, maps: PyramidBackbone, n_classes: int, width: int = 512, dropout: float = 0.1) -> None:
         super().__init__()
         self.maps = maps
         self.head = UperHead(maps.channels, n_classes, width, dropout)
@@ -131,7 +131,7 @@ class SegmentationNetwork(nn.Module):
         enlarged = F.interpolate(logits, size, mode="bilinear", align_corners=False)
         return enlarged[..., :height, :width]
 
-    def auxiliary_head(self, width: int = 256, dropout: float = 0.1) -> FcnHead:
+    def make_auxiliary_head(self, width: int = 256, dropout: float = 0.1) -> FcnHead:
         """Return a newly initialised auxiliary head for the feature map at `auxiliary_level`."""
         classes = self.head.classify[-1].out_channels
         return FcnHead(self.maps.channels[self.auxiliary_level], classes, width, dropout)  # type: ignore[arg-type]
@@ -157,4 +157,4 @@ def segmentation_network(
         >>> network(torch.zeros(1, 3, 64, 64)).shape
         torch.Size([1, 3, 64, 64])
     """
-    return SegmentationNetwork(stage_maps(spec, drop_path_rate), n_classes, width, dropout)
+    return SegmentationNetwork(build_pyramid_backbone(spec, drop_path_rate), n_classes, width, dropout)

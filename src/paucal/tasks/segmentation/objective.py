@@ -41,7 +41,7 @@ class PixelObjective(TunedObjective):
     ) -> None:
         super().__init__()
         self.network = network
-        self.auxiliary = network.auxiliary_head(auxiliary_width, dropout) if auxiliary > 0 else None
+        self.auxiliary = network.make_auxiliary_head(auxiliary_width, dropout) if auxiliary > 0 else None
         self.weight = auxiliary
         self.tuner = BackboneTuner(network.maps.backbone.model, tuning or FineTuning(), BACKBONE_PREFIX, backbone_lr)
 

@@ -24,7 +24,7 @@ SCORES_FILE = "segmentation.json"
 
 
 @dataclass(frozen=True)
-class Tally:
+class PixelCounts:
     """Counts of the labelled pixels of one image.
 
     Attributes:
@@ -107,7 +107,7 @@ class SegmentationReport:
         }
 
 
-def tally(index: int, probabilities: Tensor, mask: Tensor, ignored: int = 255) -> Tally:
+def count_image_pixels(index: int, probabilities: Tensor, mask: Tensor, ignored: int = 255) -> PixelCounts:
     """Count an image's pixels by label and prediction, except pixels with the label `ignored`.
 
     `probabilities` are (K, H, W), and `mask` has the (H, W) labels.
@@ -119,10 +119,10 @@ def tally(index: int, probabilities: Tensor, mask: Tensor, ignored: int = 255) -
     labelled = labels != ignored
     label_probabilities = probabilities.gather(0, labels.masked_fill(~labelled, 0)[None])[0]
     loss = -label_probabilities[labelled].clamp(min=torch.finfo(label_probabilities.dtype).tiny).log().double().sum()
-    return Tally(index, confusion.cpu().numpy().astype(np.int64), float(loss))
+    return PixelCounts(index, confusion.cpu().numpy().astype(np.int64), float(loss))
 
 
-def plain_scores(tallies: Iterable[Tally]) -> dict[str, float]:
+def plain_scores(tallies: Iterable[PixelCounts]) -> dict[str, float]:
     """Return the scores over a set of images, without intervals; scores are NaN if no pixel is labelled."""
     rows = _sort_by_image(tallies)
     scores, pixels = PixelScores([row.confusion for row in rows]), sum(row.pixels for row in rows)
@@ -135,7 +135,7 @@ def plain_scores(tallies: Iterable[Tally]) -> dict[str, float]:
 
 
 def segmentation_report(
-    tallies: Iterable[Tally], classes: Sequence[str], seed: int = 0, groups: NDArray[np.int64] | None = None
+    tallies: Iterable[PixelCounts], classes: Sequence[str], seed: int = 0, groups: NDArray[np.int64] | None = None
 ) -> SegmentationReport:
     """Return the scores over a set of images, with 95 % intervals from a bootstrap over images.
 
@@ -160,7 +160,7 @@ def segmentation_report(
     )
 
 
-def _sort_by_image(tallies: Iterable[Tally]) -> list[Tally]:
+def _sort_by_image(tallies: Iterable[PixelCounts]) -> list[PixelCounts]:
     """Sort the counts by image, so that sums do not depend on which process counted an image."""
     rows = sorted(tallies, key=lambda row: row.index)
     if not rows:
@@ -183,7 +183,7 @@ def report_table(report: SegmentationReport) -> Table:
     return table
 
 
-def write_scores(folder: Path, report: SegmentationReport, tallies: Sequence[Tally], keys: Sequence[str]) -> None:
+def write_scores(folder: Path, report: SegmentationReport, tallies: Sequence[PixelCounts], keys: Sequence[str]) -> None:
     """Write the report as JSON, and as CSV the scores per class, and per image with the lowest mean IoU first."""
     write_text(folder / SCORES_FILE, json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n")
     class_rows, confusion = [], report.confusion

@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 
 from paucal.data.boxes.annotations import AnnotatedImage
-from paucal.data.boxes.opening import find_annotation_files, open_tagged_images, read_boxes, unlabelled_images
+from paucal.data.boxes.opening import as_unlabelled_set, find_annotation_files, open_tagged_images, read_boxes
 from paucal.data.checking.findings import Finding, refusal_finding
 from paucal.data.checking.survey import Survey
 from paucal.data.images import ImageSet
-from paucal.data.label_kinds import describe_labels, name_other_kinds
+from paucal.data.label_kinds import describe_labels, report_other_label_kinds
 from paucal.data.masks.coding import read_class_names
 from paucal.data.masks.mask_table import is_mask_table
 from paucal.data.masks.masked_images import MaskedImages, images_of_pairs, read_masks, require_enough_images
-from paucal.data.masks.pairs import Pairs, find_pairs
+from paucal.data.masks.pairs import ImageMaskPairs, find_pairs
 from paucal.data.masks.recognition import find_masks_in_set
 from paucal.data.sources.archive import is_archive
 from paucal.data.sources.folder import find_images
@@ -64,7 +64,7 @@ def open_with_masks(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
     if settings.verb not in (None, "segment") or not (is_requested or _has_masks(root)):
         return None
     try:
-        with name_other_kinds(root, "segment"):
+        with report_other_label_kinds(root, "segment"):
             pairs = find_pairs(root, *paths)
     except UserError as problem:
         return _open_without_masks(paths[0] or root, problem), [refusal_finding(BAD_MASKS, problem)]
@@ -100,7 +100,7 @@ def applicable_findings(findings: Sequence[Finding]) -> list[Finding]:
 
 def crop_findings(findings_on_open: Sequence[Finding], survey: Survey, device: str) -> list[Finding]:
     """Return a finding on images whose shorter side is less than half the side of the crops of `paucal segment`."""
-    shorter_sides = survey.sizes[survey.readable].min(axis=1)
+    shorter_sides = survey.sizes[survey.readable_positions].min(axis=1)
     if not len(shorter_sides) or not any(finding.name == MASKS for finding in findings_on_open):
         return []
     side, _ = crop_side(device, int(np.median(shorter_sides)))
@@ -114,7 +114,7 @@ def crop_findings(findings_on_open: Sequence[Finding], survey: Survey, device: s
     )
     smaller_crops = f"train with smaller crops: --img-size {fitting_side}"
     advice = smaller_crops if fitting_side < side else "use larger copies of the images"
-    groups = tuple((int(survey.readable[index]),) for index in small_images)
+    groups = tuple((int(survey.readable_positions[index]),) for index in small_images)
     level = "warning" if len(small_images) < len(shorter_sides) / 2 else "note"
     return [Finding(SMALL_CROPS, level, text, advice, groups)]
 
@@ -137,12 +137,12 @@ def _open_without_masks(root: Path, problem: UserError) -> ImageSet:
     return ImageSet(folder.name, str(folder), (), keys, labels, [""] * len(keys), FileStore(folder, keys))
 
 
-def _masks_finding(pairs: Pairs) -> Finding:
+def _masks_finding(pairs: ImageMaskPairs) -> Finding:
     return Finding(MASKS, "note", f"{counted(len(pairs.pairs), 'image')} with masks: this is data for paucal segment")
 
 
-def _describe_masks(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[Finding]]:
-    totals = masked.pixels.sum(0)
+def _describe_masks(masked: MaskedImages, pairs: ImageMaskPairs) -> tuple[ImageSet, list[Finding]]:
+    totals = masked.class_pixel_counts.sum(0)
     labelled = max(int(totals.sum()), 1)
     shares = {name: int(count) / labelled for name, count in zip(masked.images.classes, totals, strict=True)}
     listed_shares = ", ".join(f"{name} {percent(share)}" for name, share in list(shares.items())[:12])
@@ -152,7 +152,7 @@ def _describe_masks(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[
         count, share_text = counted(len(scarce), "class", "classes"), percent(MIN_PIXEL_SHARE)
         text = f"{count} with under {share_text} of the pixels: {join_first_few(scarce, 8)}"
         findings.append(Finding("scarce-classes", "warning", text, "label more of these classes, or merge classes"))
-    if empty := int((masked.pixels.sum(1) == 0).sum()):
+    if empty := int((masked.class_pixel_counts.sum(1) == 0).sum()):
         text = f"{counted(empty, 'mask')} without a labelled pixel"
         findings.append(Finding("empty-masks", "warning", text, "label these masks, or remove the images"))
     # Classes without pixels are left out, since there is nothing to report about these classes.
@@ -181,7 +181,7 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
     if not is_requested and (layout is None or (layout.are_in_class_folders and _has_classes(data))):
         return None
     try:
-        with name_other_kinds(path, "detect"):
+        with report_other_label_kinds(path, "detect"):
             tree, annotations = read_boxes(path)
     except UserError as problem:
         return None if not is_requested and _has_classes(data) else _open_without_boxes(path, problem)
@@ -190,7 +190,7 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
         boxed = check_annotations(tree, annotations).images
         other_kinds = findings_on_other_label_kinds(path, "detect") if settings.verb is None else []
     except UserError as problem:
-        boxed, refusal = unlabelled_images(tree, annotations), [_refusal_finding(problem)]
+        boxed, refusal = as_unlabelled_set(tree, annotations), [_refusal_finding(problem)]
     counts, findings = (find(annotations.images, boxed.keys) for find in (_class_findings, box_findings))
     return boxed, [*counts, *refusal, *findings, *other_kinds]
 

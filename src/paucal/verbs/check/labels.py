@@ -20,7 +20,7 @@ from paucal.data.views.transforms import ViewTransform
 from paucal.evaluation.confident_learning import suspected_labels
 from paucal.evaluation.predictions import predict_in_order
 from paucal.evaluation.protocols.logistic import fit_logistic
-from paucal.models.features import ClassifierInputs, linear_classifier
+from paucal.models.features import ClassifierInputExtractor, linear_classifier
 from paucal.models.named import find_named, open_named
 from paucal.models.precision import (
     EXPLICIT_CHOICES,
@@ -86,9 +86,9 @@ class FeatureReader:
         if self.module is None or self.preprocess is None:
             return _pixel_features(reduce_images(images, 4 * PIXEL_SIDE), indices, progress)
         images = reduce_images(images, 2 * max(self.preprocess.image_size))  # as in training
-        transform = ReducedInput(self.preprocess.transform(), detail)
+        transform = DownscalingTransform(self.preprocess.transform(), detail)
         # Published weights have three input channels, so they get the first three channels of the images.
-        if self.preprocess.channels == RGB != images.reading.channels:
+        if self.preprocess.channels == RGB != images.decode_options.channels:
             images = replace(images, store=RgbStore(images.store))
         loader = make_eval_loader(images, indices, transform, settings.batch_size, settings.workers, pin_memory=False)
         autocast = self._choose_precision(images, indices, transform, settings).dtype
@@ -103,11 +103,11 @@ class FeatureReader:
             return FLOAT32
         sample_loader = make_eval_loader(images, indices[:MEASURED_IMAGES], transform, MEASURED_IMAGES)
         views = next(iter(sample_loader)).views[0].to(self.device)
-        return choose_precision(self.module, views, self.architecture, len(indices), classes=False)
+        return choose_precision(self.module, views, self.architecture, len(indices), has_logits=False)
 
 
 @dataclass(frozen=True)
-class ReducedInput:
+class DownscalingTransform:
     """View transform that first downscales the image; a class, since spawned loader workers need a picklable object."""
 
     transform: ViewTransform
@@ -151,7 +151,7 @@ def open_reader(settings: CheckSettings, side: int) -> FeatureReader:
             f"--model: {name} has no linear classifier, whose input would be the features: choose another model."
         )
     preprocess = model.card.preprocessing if is_run else replace(model.card.preprocessing, crop_ratio=1.0)
-    module, card = ClassifierInputs(model.module).eval(), model.card
+    module, card = ClassifierInputExtractor(model.module).eval(), model.card
     return FeatureReader(name, module, preprocess, str(model.device), card.backbone.name)
 
 

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from paucal.data.channels.pixel_format import with_value_ranges
+from paucal.data.channels.pixel_format import measure_value_ranges
 from paucal.data.checking.findings import (
     CheckedSet,
     Finding,
     label_findings,
     refusal_finding,
-    size_findings,
+    small_image_findings,
     sort_findings,
-    split_finding,
+    split_failure_finding,
 )
 from paucal.data.checking.pictures import UNREADABLE, image_findings
-from paucal.data.checking.related import CANDIDATE_SIDE, Pair, find_similar_pairs, group_by_digest, merge_groups
+from paucal.data.checking.related import CANDIDATE_SIDE, SimilarPair, find_similar_pairs, group_by_digest, merge_groups
 from paucal.data.checking.survey import Survey, survey_images
 from paucal.data.classes import choose_classes
 from paucal.data.decode import DEFAULT_DECODE_OPTIONS
@@ -37,7 +37,7 @@ from paucal.rules.model_and_size import IMAGE_SIDES
 from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data
-from paucal.runner.images import SplitImages, first_reading, open_undecoded
+from paucal.runner.images import SplitImages, initial_decode_options, open_undecoded
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runs.writable import check_folder_writable
 from paucal.settings.options import DEFAULT_SIDE, check_ranges
@@ -144,32 +144,32 @@ def show(result: CheckResult, console: Console) -> None:
 
 def split_set(images: ImageSet, seed: int, verb: str = "train") -> tuple[CheckedSet, list[Finding]]:
     """Split a set into train, val and test images as the command `verb` would, and return findings on the split."""
-    declared = np.asarray(images.declared, dtype="<U6")
-    has_own_split = len(set(images.declared)) > 1
+    declared = np.asarray(images.declared_splits, dtype="<U6")
+    has_own_split = len(set(images.declared_splits)) > 1
     undivided = CheckedSet(images, np.where(declared == "", "train", declared), bool(declared.any()), "not divided")
-    if not images.labelled and images.multi_hot is None:
+    if not images.has_single_labels and images.multi_hot is None:
         return undivided, []
     try:
         parts = make_split(images, seed=seed).parts
     except UserError as problem:
-        return undivided, [split_finding(problem)]
+        return undivided, [split_failure_finding(problem)]
     parts = declared if has_own_split else parts
     return CheckedSet(images, parts, has_own_split, f"as paucal {verb} would divide them"), []
 
 
 def without_unreadable(
-    images: ImageSet, survey: Survey, opening: Sequence[Finding]
+    images: ImageSet, survey: Survey, findings_on_open: Sequence[Finding]
 ) -> tuple[ImageSet, Survey, list[Finding]]:
     """Return a set, its survey and its findings without unreadable images, which a run would skip.
 
     If no image is readable, all images are kept, since no run would start.
     """
-    readable = survey.readable
+    readable = survey.readable_positions
     if len(readable) in (0, len(images)):
-        return images, survey, list(opening)
+        return images, survey, list(findings_on_open)
     new_positions = {old: new for new, old in enumerate(readable.tolist())}
     findings = []
-    for finding in opening:
+    for finding in findings_on_open:
         groups = (tuple(new_positions[old] for old in group if old in new_positions) for group in finding.groups)
         findings.append(replace(finding, groups=tuple(filter(None, groups))))
     unreadable = sorted(survey.unreadable)
@@ -182,11 +182,11 @@ def without_unreadable(
 
 def _small_image_findings(checked_set: CheckedSet, survey: Survey) -> list[Finding]:
     """Return findings on images far smaller than the input of `paucal train`; [] if most images are tiny."""
-    readable = survey.readable
+    readable = survey.readable_positions
     if not len(readable) or not checked_set.images.classes or _median_short_side(survey) <= IMAGE_SIDES[0]:
         return []
     prepared = SplitImages(checked_set.images, Split(checked_set.parts, checked_set.origin))
-    return size_findings(survey.sizes[readable], min(choose_image_size(prepared)), readable)
+    return small_image_findings(survey.sizes[readable], min(choose_image_size(prepared)), readable)
 
 
 def _open_set(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
@@ -241,12 +241,12 @@ def with_pixel_format(images: ImageSet, settings: DataSettings) -> tuple[ImageSe
     """Return a set with the channels and value ranges that training would use, and findings on channels and values."""
     findings: list[Finding] = []
     try:
-        reading = first_reading(settings, images)
+        reading = initial_decode_options(settings, images)
     except UserError as problem:
         findings, reading = [refusal_finding("channels", problem)], DEFAULT_DECODE_OPTIONS
-    reading, notes = with_value_ranges(reading, images)
+    reading, notes = measure_value_ranges(reading, images)
     findings += [Finding("values", "warning", note) for note in notes]
-    return replace(images, store=ConvertedStore(images.store, reading), reading=reading), findings
+    return replace(images, store=ConvertedStore(images.store, reading), decode_options=reading), findings
 
 
 def _output_folder(settings: CheckSettings) -> Path | None:
@@ -261,18 +261,18 @@ def _output_folder(settings: CheckSettings) -> Path | None:
 
 
 def _median_short_side(survey: Survey) -> int:
-    readable = survey.readable
+    readable = survey.readable_positions
     return int(np.median(survey.sizes[readable].min(axis=1))) if len(readable) else DEFAULT_SIDE
 
 
 def _confirm_pairs(
-    pairs: Sequence[Pair],
+    pairs: Sequence[SimilarPair],
     reader: FeatureReader,
     images: ImageSet,
     settings: CheckSettings,
     console: Console,
     detail: int,
-) -> list[Pair]:
+) -> list[SimilarPair]:
     """Return `pairs` with the cosine similarity of their features, or unchanged if there are too many images."""
     positions = np.asarray([(pair.first, pair.second) for pair in pairs], dtype=np.int64).reshape(-1, 2)
     paired_images, rows = np.unique(positions, return_inverse=True)
@@ -295,7 +295,7 @@ def _confirm_pairs(
 def _find_label_errors(
     images: ImageSet,
     survey: Survey,
-    pairs: Sequence[Pair],
+    pairs: Sequence[SimilarPair],
     reader: FeatureReader,
     settings: CheckSettings,
     console: Console,
@@ -304,8 +304,8 @@ def _find_label_errors(
         text = "--labels needs one label per image (confident learning), but these images have several labels"
         console.say(f"note: {text}")
         return None, ""
-    indices = survey.readable[images.labels[survey.readable] >= 0]
-    if not images.labelled or len(np.unique(images.labels[indices])) < 2:
+    indices = survey.readable_positions[images.labels[survey.readable_positions] >= 0]
+    if not images.has_single_labels or len(np.unique(images.labels[indices])) < 2:
         console.say("note: --labels has no effect, since it needs labels of two or more classes")
         return None, ""
     with console.progress("extracting features") as advance:

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 from rich.table import Table
 
-from paucal.data.checking.findings import CheckedSet, Finding, classes_table, has_misleading
+from paucal.data.checking.findings import CheckedSet, Finding, class_counts_by_split, has_misleading
 from paucal.data.checking.survey import Survey
 from paucal.data.images import ImageSet
 from paucal.report.page import write_page
@@ -91,7 +91,7 @@ class CheckResult:
 
 def describe_set(checked: CheckedSet, survey: Survey) -> dict[str, Any]:
     """Return a description of a set as JSON values; see `CheckResult.facts`."""
-    images, readable = checked.images, survey.readable
+    images, readable = checked.images, survey.readable_positions
     parts = Counter(checked.parts.tolist())
     return {
         "name": images.name,
@@ -100,8 +100,8 @@ def describe_set(checked: CheckedSet, survey: Survey) -> dict[str, Any]:
         "readable": len(readable),
         "classes": len(images.classes),
         "parts": {part: parts[part] for part in ("train", "val", "test") if parts[part]},
-        "parts_are": "the data's own" if checked.declared else checked.origin,
-        "per_class": classes_table(images, checked.parts) if images.classes else {},
+        "parts_are": "the data's own" if checked.has_declared_splits else checked.origin,
+        "per_class": class_counts_by_split(images, checked.parts) if images.classes else {},
         "sizes": _summarise_sizes(survey.sizes[readable]),
         "channels": dict(Counter(mode for mode in survey.modes if mode).most_common()),
         "brightness": _summarise_spread(survey.brightness[readable]),
@@ -299,7 +299,7 @@ def contact_sheet(images: ImageSet, seed: int = 0) -> Image.Image:
     rows: list[tuple[str, list[int]]] = []
     if images.classes:
         for label, name in enumerate(images.classes[:MAX_ROWS]):
-            members = images.members_of(label)
+            members = images.positions_of_class(label)
             sample = np.sort(generator.permutation(members)[:MAX_COLUMNS])
             rows.append((f"{name} ({len(members)})", sample.tolist()))
     else:

@@ -28,14 +28,14 @@ from paucal.verbs.compare.grid import (
     EVALUATION_FOLDER,
     MODEL,
     Cell,
-    start_of,
-    start_settings,
+    initial_weights_cell,
+    initial_weights_settings,
     state_of,
     verb_settings,
 )
 from paucal.verbs.compare.jobs import job_of
 from paucal.verbs.eval.frozen import evaluate_frozen
-from paucal.verbs.eval.images import find_data
+from paucal.verbs.eval.images import open_image_set
 from paucal.verbs.eval.segmentation import evaluate_segmenter
 from paucal.verbs.eval.settings import EvalSettings, OpeningSettings
 
@@ -83,8 +83,8 @@ def _finish_initial_weights(cell: Cell, threads: int) -> bool:
 
     That cell has usually ended already, except if another call added a seed to the grid while this worker was busy.
     """
-    start = start_of(cell)
-    while start is not None and not state_of(start).settled:
+    start = initial_weights_cell(cell)
+    while start is not None and not state_of(start).is_final:
         outcome = compute_next([start], train_cell, threads)
         if outcome is False:
             return False
@@ -104,7 +104,11 @@ def _train(cell: Cell, console: Console) -> bool:
     if run.path.exists():  # the worker died before saving a checkpoint, so the run starts again
         require_unlocked(run.path)
         shutil.rmtree(run.path)
-    values = {**verb_settings(cell.settings), **start_settings(start_of(cell)), "output": str(run.path)}
+    values = {
+        **verb_settings(cell.settings),
+        **initial_weights_settings(initial_weights_cell(cell)),
+        "output": str(run.path),
+    }
     settings = typed_settings(values, job.settings_type)
     return not isinstance(begin(job, settings, dict.fromkeys(values, "given"), console), Stopped)
 
@@ -122,7 +126,7 @@ def _evaluate(cell: Cell, console: Console) -> None:
         (result,) = evaluate_segmenter(str(cell.run.path), [], settings, console)
         scores = {"mean_iou_scales": {"trained": result.metrics["mean_iou"]}}
     elif cell.verb == EVAL:
-        model = start_settings(start_of(cell)).get("init") or str(cell.settings[MODEL])
+        model = initial_weights_settings(initial_weights_cell(cell)).get("init") or str(cell.settings[MODEL])
         evaluation = {n: value for n, value in verb_settings(cell.settings).items() if n not in MACHINE_SETTINGS}
         scores = _feature_scores(cell, model, evaluation, console)
     else:
@@ -142,10 +146,10 @@ def _feature_scores(
     evaluation = dict(evaluation)
     data = evaluation.pop("on", None) or cell.settings.get("data", "digits")
     location = {name: cell.settings[name] for name in ("data_root", "download") if name in cell.settings}
-    images = find_data(OpeningSettings(data=data, data_root=location.get("data_root")))
+    images = open_image_set(OpeningSettings(data=data, data_root=location.get("data_root")))
     # If no image is declared a test image, the images are split at random. No label can leak into the test, since the
     # backbone was trained without these labels.
-    split = {"test_fraction": TEST_FRACTION} if set(images.declared) <= {"", "train"} else {}
+    split = {"test_fraction": TEST_FRACTION} if set(images.declared_splits) <= {"", "train"} else {}
     settings = EvalSettings(**{**_machine_settings(cell), **location, **split, **evaluation, "seed": cell.seed})
     protocols: list[Protocol] = [name for name in PROTOCOLS if name in settings.protocols]
     scores: dict[str, dict[str, float]] = {}

@@ -9,15 +9,15 @@ from matplotlib.ticker import MaxNLocator
 
 from paucal.evaluation.comparison import Difference
 from paucal.evaluation.curves import COLOURS
-from paucal.evaluation.plots import GREY, shorten
+from paucal.evaluation.plots import GREY, plot_label
 from paucal.metrics.intervals import Score
-from paucal.verbs.compare.findings import Findings
+from paucal.verbs.compare.findings import GridResults
 
 WIDTH = 5.8  # width of a figure in inches; legible on a phone
 _MAX_NAME = 44  # largest number of characters of an arm's name; longer names are shortened
 
 
-def differences_figure(findings: Findings) -> Figure | None:
+def differences_figure(findings: GridResults) -> Figure | None:
     """Draw each arm's gain over its baseline, with a dot per seed and three intervals; None if no arm has a gain."""
     gains = [(arm, arm.gain) for arm in findings.arms if arm.gain is not None]
     if not gains:
@@ -27,7 +27,7 @@ def differences_figure(findings: Findings) -> Figure | None:
     for index, (_, gain) in enumerate(gains):
         _draw_difference(axes, index, gain)
     axes.axvline(0, color="black", lw=1)
-    names = [f"{shorten(arm.name, _MAX_NAME)}\nagainst {shorten(arm.baseline, _MAX_NAME)}" for arm, _ in gains]
+    names = [f"{plot_label(arm.name, _MAX_NAME)}\nagainst {plot_label(arm.baseline, _MAX_NAME)}" for arm, _ in gains]
     axes.set_yticks(range(len(gains)), names, fontsize=9)
     axes.set(ylim=(len(gains) - 0.4, -0.6), xlabel="difference in test accuracy, percentage points")
     axes.grid(axis="x", alpha=0.3)
@@ -37,7 +37,7 @@ def differences_figure(findings: Findings) -> Figure | None:
     return figure
 
 
-def scores_figure(findings: Findings) -> Figure | None:
+def scores_figure(findings: GridResults) -> Figure | None:
     """Draw the test accuracy of all runs, and each arm's mean with its t-interval; None if no run is finished."""
     arms = [arm for arm in findings.arms if arm.outcomes]
     if not arms:
@@ -51,13 +51,13 @@ def scores_figure(findings: Findings) -> Figure | None:
         if arm.top1 is not None:
             _draw_bar(axes, index, _clip_score(arm.top1.score), colour, 2.2, None)
             axes.plot([100 * arm.top1.score.value], [index], "|", color=colour, ms=16, mew=2.4)
-    axes.set_yticks(range(len(arms)), [shorten(arm.name, _MAX_NAME) for arm in arms], fontsize=9)
+    axes.set_yticks(range(len(arms)), [plot_label(arm.name, _MAX_NAME) for arm in arms], fontsize=9)
     axes.set(ylim=(len(arms) - 0.4, -0.6), xlabel="test accuracy in percent: runs, mean, 95 % interval over seeds")
     axes.grid(axis="x", alpha=0.3)
     return figure
 
 
-def curves_figure(findings: Findings) -> Figure | None:
+def curves_figure(findings: GridResults) -> Figure | None:
     """Draw validation accuracy over epochs, or over time if runs differ in epochs; None if no run has these scores."""
     arms = [
         (arm, runs)
@@ -81,7 +81,7 @@ def curves_figure(findings: Findings) -> Figure | None:
         low, high = max(x[0] for x, _ in points), min(x[-1] for x, _ in points)
         mean_x = np.linspace(low, high, max(2, max(len(x) for x, _ in points)))
         mean_y = np.mean([np.interp(mean_x, x, y) for x, y in points], axis=0)
-        label = shorten(arm.name, _MAX_NAME)
+        label = plot_label(arm.name, _MAX_NAME)
         axes.plot(mean_x, mean_y, color=colour, lw=2.4, label=label, marker=_marker(np.unique(mean_x)))
     axes.set_xlabel("epoch" if x_column == "epoch" else "seconds of training")
     axes.set_ylabel("validation accuracy in percent")

@@ -42,7 +42,7 @@ def work(
     parent = os.getppid()
     while not end_with_parent or os.getppid() == parent:
         grid = read_grid(folder)
-        open_cells = [cell for cell in cells_of(grid) if not state_of(cell).settled]
+        open_cells = [cell for cell in cells_of(grid) if not state_of(cell).is_final]
         if report is not None:
             report(grid)
         if not open_cells:
@@ -88,7 +88,7 @@ def lock_cell(cell: Cell) -> Iterator[bool]:
         return
     try:
         # Another worker may have finished the cell before this worker got the lock.
-        yield not state_of(cell).settled and _register_try(cell)
+        yield not state_of(cell).is_final and _register_try(cell)
     finally:
         lock.release()
 

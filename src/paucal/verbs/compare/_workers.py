@@ -26,7 +26,7 @@ from paucal.wording import counted
 LOG_FOLDER = "workers"  # subfolder of the grid's folder
 
 
-class Processes:
+class ProcessWorkers:
     """Workers that are processes on this machine, each with its own GPU if there are several."""
 
     def __init__(self, folder: Path, count: int, threads: int, device: str | None = None) -> None:
@@ -72,7 +72,7 @@ def _visible_gpus() -> list[str]:
     return allotted[:count] if allotted else [str(number) for number in range(count)]
 
 
-class Slurm:
+class SlurmWorkers:
     """Workers that are SLURM jobs, submitted with the library submitit; `options` are parameters of submitit.
 
     With the cluster "local", submitit starts processes on this machine.
@@ -108,7 +108,7 @@ class Slurm:
         return f"{counted(len(self._jobs), 'SLURM job')} ({numbers}); their logs are in {self._logs}"
 
 
-class Ray:
+class RayWorkers:
     """Workers that are tasks of a Ray cluster: the cluster at RAY_ADDRESS, or a new cluster on this machine.
 
     A task requests a CPU for each of its threads and, if `device` is None, a GPU if the cluster has any.
@@ -152,7 +152,7 @@ class Ray:
         return f"{counted(len(self._tasks), 'task')} on Ray"
 
 
-Team = Processes | Slurm | Ray
+Team = ProcessWorkers | SlurmWorkers | RayWorkers
 
 
 def _work_in_ray(folder: str, environment: Mapping[str, str]) -> bool:

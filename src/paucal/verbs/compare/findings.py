@@ -91,7 +91,7 @@ class ArmOutcome:
 
 
 @dataclass(frozen=True)
-class Findings:
+class GridResults:
     """The results of a grid so far.
 
     `unreadable` maps the name of each finished run whose results cannot be read to the error message.
@@ -118,7 +118,7 @@ class Findings:
         return next((outcome for outcome in outcomes if outcome.cell.folder == cell.folder), None)
 
 
-def read_findings(grid: Grid) -> Findings:
+def read_grid_results(grid: Grid) -> GridResults:
     """Read the results of a grid; runs whose files cannot be read are listed in `unreadable`."""
     states = {cell: state_of(cell) for cell in cells_of(grid)}
     compared = compared_cells(grid)
@@ -143,7 +143,7 @@ def read_findings(grid: Grid) -> Findings:
             baseline_name, gain = names[baseline], compute_gain(seed_outcomes, outcomes[baseline])
         n_seeds, rate = len(grid.seeds), rates.get(arm)
         arms.append(ArmOutcome(arm, names[arm], seed_outcomes, n_seeds, scores, baseline_name, gain, rate))
-    return Findings(grid, arms, states, unreadable)
+    return GridResults(grid, arms, states, unreadable)
 
 
 def read_outcome(cell: Cell) -> Outcome:
@@ -180,24 +180,24 @@ def _read_correct(run: RunFolder) -> dict[str, bool]:
     return hits
 
 
-def compute_gain(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> Difference | None:
-    """Return the gain in accuracy of `first` over `second` on their common seeds; None if they have no common seed."""
-    seeds = [seed for seed in first if seed in second]
+def compute_gain(arm_outcomes: Mapping[int, Outcome], baseline_outcomes: Mapping[int, Outcome]) -> Difference | None:
+    """Return the gain in accuracy of an arm over a baseline on their common seeds; None without a common seed."""
+    seeds = [seed for seed in arm_outcomes if seed in baseline_outcomes]
     if not seeds:
         return None
     for seed in seeds:
-        if first[seed].hits.keys() != second[seed].hits.keys():
+        if arm_outcomes[seed].hits.keys() != baseline_outcomes[seed].hits.keys():
             raise UserError(
-                f"the runs {first[seed].cell.name!r} and {second[seed].cell.name!r} were tested on different images, "
-                "so their scores cannot be compared: remove the older run folder and compare again."
+                f"the runs {arm_outcomes[seed].cell.name!r} and {baseline_outcomes[seed].cell.name!r} were tested on "
+                "different images, so their scores cannot be compared: remove the older run folder and compare again."
             )
-    keys = sorted({key for seed in seeds for key in first[seed].hits})
+    keys = sorted({key for seed in seeds for key in arm_outcomes[seed].hits})
     # (S, N) values for S seeds and N images: 1 if correct, 0 if wrong, NaN if the run was not tested on the image.
     values, other = (
         np.array([[outcomes[seed].hits.get(key, np.nan) for key in keys] for seed in seeds], dtype=np.float64)
-        for outcomes in (first, second)
+        for outcomes in (arm_outcomes, baseline_outcomes)
     )
-    groups = _common_groups([outcomes[seed] for outcomes in (first, second) for seed in seeds])
+    groups = _common_groups([outcomes[seed] for outcomes in (arm_outcomes, baseline_outcomes) for seed in seeds])
     return difference(values, other, groups=None if groups is None else [groups[key] for key in keys])
 
 

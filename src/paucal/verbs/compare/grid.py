@@ -226,7 +226,7 @@ class State:
     error: str = ""
 
     @property
-    def settled(self) -> bool:
+    def is_final(self) -> bool:
         """Whether the cell needs no more work."""
         return self.name in ("done", "failed")
 
@@ -271,7 +271,7 @@ def cells_of(grid: Grid) -> list[Cell]:
     if not grid.rates:
         return [make_cell(grid, arm, seed) for seed in grid.seeds for arm in grid.arms]
     trials = {arm: [make_cell(grid, arm, grid.seeds[0], rate, True) for rate in grid.rates] for arm in grid.arms}
-    rates = {arm: chosen_rate(cells) for arm, cells in trials.items()}
+    rates = {arm: choose_learning_rate(cells) for arm, cells in trials.items()}
     # The trial with the chosen rate is also the arm's run with the first seed.
     others = [(arm, seed, rate) for seed in grid.seeds[1:] for arm, rate in rates.items() if rate is not None]
     return [*(cell for cells in trials.values() for cell in cells), *(make_cell(grid, *entry) for entry in others)]
@@ -282,18 +282,20 @@ def compared_cells(grid: Grid) -> list[Cell]:
     cells = cells_of(grid)
     if not grid.rates:
         return cells
-    rates = {arm: chosen_rate([cell for cell in cells if cell.is_trial and cell.arm == arm]) for arm in grid.arms}
+    rates = {
+        arm: choose_learning_rate([cell for cell in cells if cell.is_trial and cell.arm == arm]) for arm in grid.arms
+    }
     return [cell for cell in cells if cell.rate == rates[cell.arm]]
 
 
-def chosen_rate(trials: list[Cell]) -> float | None:
+def choose_learning_rate(trials: list[Cell]) -> float | None:
     """Return the learning rate of the trial with the best validation accuracy.
 
     Return None while any trial is unfinished, or if all trials failed. Of equal trials, the first is chosen.
     """
     states = [state_of(cell) for cell in trials]
     finished = [cell for cell, state in zip(trials, states, strict=True) if state.name == "done"]
-    if not finished or not all(state.settled for state in states):
+    if not finished or not all(state.is_final for state in states):
         return None
     return max(finished, key=lambda cell: validation_score(cell.run)).rate
 
@@ -307,7 +309,7 @@ def validation_score(run: RunFolder) -> float:
     raise UserError(f"{str(run.path)!r} has no validation score to choose a learning rate by.")
 
 
-def start_of(cell: Cell) -> Cell | None:
+def initial_weights_cell(cell: Cell) -> Cell | None:
     """Return the cell that trains the initial weights of `cell`; None if the initial weights are random or published.
 
     The returned cell has the same seed, and belongs to a grid in the folder `STARTS` of the study.
@@ -323,13 +325,13 @@ def start_of(cell: Cell) -> Cell | None:
     return make_cell(grid, arm, cell.seed)
 
 
-def start_settings(start: Cell | None) -> dict[str, str]:
-    """Return the setting `init` of a cell that starts from the weights of the cell `start`; {} if `start` is None."""
-    if start is None:
+def initial_weights_settings(source_cell: Cell | None) -> dict[str, str]:
+    """Return the setting `init` of a cell that starts from the weights of `source_cell`; {} without such a cell."""
+    if source_cell is None:
         return {}
-    state = state_of(start)
+    state = state_of(source_cell)
     if state.name != "done":
         reason = f"has failed ({state.error})" if state.name == "failed" else f"is {state.name}"
-        text = f"this run starts from the run of {start.name}, which {reason}"
+        text = f"this run starts from the run of {source_cell.name}, which {reason}"
         raise UserError(f"{text}: use --retry when that run is done.")
-    return {"init": str(start.run.path.resolve())}
+    return {"init": str(source_cell.run.path.resolve())}

@@ -21,7 +21,7 @@ from paucal.tasks.classification.job import TrainingJob
 from paucal.tasks.pretraining.job import PretrainingJob
 from paucal.training.trial_step import trial_steps
 from paucal.verbs.compare.grid import EVAL, verb_settings
-from paucal.verbs.eval.images import find_data
+from paucal.verbs.eval.images import open_image_set
 from paucal.verbs.eval.settings import OpeningSettings
 
 TIMED_STEPS = 2  # number of timed steps, after one warm-up step
@@ -61,9 +61,9 @@ class GridImages:
         return len(self.images)
 
     @property
-    def training(self) -> int:
+    def n_training_images(self) -> int:
         """Number of images of the train split, or of all images if no split is declared."""
-        return self.images.declared.count("train") or len(self.images)
+        return self.images.declared_splits.count("train") or len(self.images)
 
     def fingerprint(self) -> str:
         """Return a digest of the images and their boxes or masks; see `fingerprint`."""
@@ -79,7 +79,7 @@ def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> Gri
     """Open the images that the runs of a grid read."""
     if verb == EVAL:
         location = {name: settings[name] for name in ("data", "data_root", "download") if name in settings}
-        return GridImages(verb, find_data(OpeningSettings(**location)))
+        return GridImages(verb, open_image_set(OpeningSettings(**location)))
     if verb == "detect":
         from paucal.tasks.detection.images import open_boxed
 
@@ -99,7 +99,7 @@ def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> Gri
         segmented = open_segmentation_data(SegmentSettings(data=settings["data"]), console.progress, None)
 
         def masks() -> Iterator[bytes]:
-            yield segmented.masked.pixels.tobytes()  # pixels of each class in every image
+            yield segmented.masked.class_pixel_counts.tobytes()  # pixels of each class in every image
             sampled = evenly_spaced(len(segmented.images), MAX_HASHED_IMAGES).tolist()
             yield from (segmented.masks.read(index).tobytes() for index in sampled)
 
@@ -114,7 +114,7 @@ def fingerprint(images: ImageSet) -> str:
     Copies of a data set in different folders have the same digest.
     """
     digest = hashlib.blake2b(repr(images.classes).encode(), digest_size=12)
-    for key, label, part in zip(images.keys, images.labels.tolist(), images.declared, strict=True):
+    for key, label, part in zip(images.keys, images.labels.tolist(), images.declared_splits, strict=True):
         digest.update(f"{key!r} {label} {part}\n".encode())
     for index in range(len(images)):
         store, position = locate(images.store, index)
@@ -133,7 +133,7 @@ def assemble_run(verb: str, values: Mapping[str, Any], console: Console) -> tupl
     """Return the job and the setup of a run without writing any file; invalid settings raise a UserError."""
     job = job_of(verb)
     settings, origins = job.check(job.settings_type(**values), dict.fromkeys(values, "given"))
-    return job, job.assemble(job.pin(settings), origins, console.progress)
+    return job, job.assemble(job.with_absolute_paths(settings), origins, console.progress)
 
 
 def seconds_of_run(job: AnyJob, setup: RunSetup[Any]) -> float:

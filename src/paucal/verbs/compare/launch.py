@@ -17,12 +17,19 @@ from paucal.runs.grid_files import is_grid_folder
 from paucal.settings.options import check_ranges, flag, setting_fields
 from paucal.settings.values import given_names, settings_from_keywords, with_settings_signature
 from paucal.types import UserError
-from paucal.verbs.compare.findings import Findings, read_findings
+from paucal.verbs.compare.findings import GridResults, read_grid_results
 from paucal.verbs.compare.grid import Grid, read_grid, require_images
 from paucal.verbs.compare.jobs import open_images
 from paucal.verbs.compare.preparation import prepare_grid
-from paucal.verbs.compare.report import PAGE, failures, fairness, terminal_table, verdicts, write_report
-from paucal.verbs.compare.running import is_settled, require_workers, run_workers
+from paucal.verbs.compare.report import (
+    PAGE,
+    failures,
+    fairness_sentences,
+    significance_sentences,
+    terminal_table,
+    write_report,
+)
+from paucal.verbs.compare.running import are_all_cells_final, require_workers, run_workers
 from paucal.verbs.compare.settings import SET_BY_COMPARISON, UNSUPPORTED, GridSettings, make_arms
 from paucal.wording import counted
 
@@ -38,7 +45,7 @@ class Comparison:
     """
 
     folder: Path
-    findings: Findings
+    findings: GridResults
     settled: bool
 
     def __fspath__(self) -> str:
@@ -148,7 +155,7 @@ def resume_comparison(folder: Path, grid_settings: GridSettings, console: Consol
     grid = read_grid(folder)
     if grid.verb != "train":
         raise UserError(f"{str(folder)!r} belongs to a study: use its own command, {grid.commands[-1]}.")
-    if grid_settings.jobs and not is_settled(grid):
+    if grid_settings.jobs and not are_all_cells_final(grid):
         images = open_images("train", {**grid.shared, **grid.arms[0].settings}, console)
         require_images(grid, images.fingerprint())
     return _run_and_report(grid, grid_settings, console)
@@ -164,16 +171,16 @@ def _check_workers(grid_settings: GridSettings, workers: int) -> None:
 def _run_and_report(grid: Grid, grid_settings: GridSettings, console: Console) -> Comparison:
     resume_command = f"paucal compare --resume {shlex.quote(str(grid.folder))}"
     all_settled = run_workers(grid, grid_settings, resume_command, console)
-    findings = read_findings(read_grid(grid.folder))
+    findings = read_grid_results(read_grid(grid.folder))
     page = write_report(findings)
     console.show(terminal_table(findings))
-    for line in [*verdicts(findings), *fairness(findings), *failures(findings)]:
+    for line in [*significance_sentences(findings), *fairness_sentences(findings), *failures(findings)]:
         console.say(line)
     if findings.failed:
         console.say("fix the cause of the failures, then repeat the failed runs with --retry")
     console.say(f"results are in {page.parent}: {PAGE} (open it in a browser), differences.csv, arms.csv, runs.csv")
     if not all_settled:
-        left = sum(not state.settled for state in findings.states.values())
+        left = sum(not state.is_final for state in findings.states.values())
         console.say(f"{counted(left, 'run')} left to compute; resume with: {resume_command}")
     return Comparison(grid.folder, findings, all_settled)
 

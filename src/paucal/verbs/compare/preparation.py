@@ -13,7 +13,7 @@ import torch
 from paucal.cores import count_usable_cores
 from paucal.runner.console import Console
 from paucal.runner.elsewhere.packages import slurm_options
-from paucal.runner.images import pin_data
+from paucal.runner.images import with_absolute_data_paths
 from paucal.runner.outputs import output_path, refuse_inside_images
 from paucal.runner.starts import NONE, without_none_init
 from paucal.runs.folder import RUNS_FOLDER
@@ -38,14 +38,14 @@ def prepare_grid(
     command: str,
     console: Console,
     images: GridImages | None = None,
-    seconds: Callable[[Mapping[str, Any]], float] | None = None,
+    estimate_seconds: Callable[[Mapping[str, Any]], float] | None = None,
     before: Callable[[Grid], object] | None = None,
 ) -> Grid:
     """Check every arm, measure how long its runs take, and store the grid or extend the stored grid.
 
     `command` is the shell command to store with the grid. `images` are the images and the command that trains on them;
-    by default, the images of `paucal train` are opened. `seconds` is a function from the settings of a run to its
-    expected seconds; by default, a few steps of each run are timed. `before` is called with the new grid after all
+    by default, the images of `paucal train` are opened. `estimate_seconds` is a function from the settings of a run to
+    its expected seconds; by default, a few steps of each run are timed. `before` is called with the new grid after all
     checks, before workers can see the grid.
     """
     folder, verb = _comparison_folder(grid_settings, shared), "train" if images is None else images.verb
@@ -68,7 +68,7 @@ def prepare_grid(
     new_grid = replace(new_grid, fingerprint=images.fingerprint())
     grid = new_grid if stored_grid is None else merge_grids(stored_grid, new_grid)
     torch.set_num_threads(threads)
-    forecast = _forecast_seconds(grid, {} if stored_grid is None else stored_grid.forecast, seconds, console)
+    forecast = _forecast_seconds(grid, {} if stored_grid is None else stored_grid.forecast, estimate_seconds, console)
     if before is not None:
         before(grid)
         torch.set_num_threads(threads)
@@ -106,10 +106,10 @@ def _pin_paths(verb: str, values: Mapping[str, Any], data_root: str | None = Non
     root = {} if data_root is None else {"data_root": data_root}
     if verb == EVAL:
         to_pin = {name: value for name, value in to_pin.items() if name in ("data", "data_root")}
-        settings: Any = pin_data(DataSettings(**to_pin))
+        settings: Any = with_absolute_data_paths(DataSettings(**to_pin))
     else:
         job = job_of(verb)
-        settings = job.pin(without_none_init(job.settings_type(**{**root, **to_pin})))
+        settings = job.with_absolute_paths(without_none_init(job.settings_type(**{**root, **to_pin})))
     pinned = {**values, **{name: getattr(settings, name) for name in to_pin}}
     if values.get("init") == NONE:
         pinned["init"] = NONE
@@ -129,7 +129,7 @@ def _threads_of_worker(grid_settings: GridSettings) -> int:
 def _forecast_seconds(
     grid: Grid,
     stored_forecast: Mapping[str, float],
-    seconds: Callable[[Mapping[str, Any]], float] | None,
+    estimate_seconds: Callable[[Mapping[str, Any]], float] | None,
     console: Console,
 ) -> dict[str, float]:
     """Return the expected duration of a run in seconds, by arm name; invalid settings raise a UserError."""
@@ -143,7 +143,9 @@ def _forecast_seconds(
             values = {**init, **verb_settings(settings), "seed": grid.seeds[0]}
             values |= {"lr": grid.rates[0]} if grid.rates else {}
             try:
-                forecast[arm.name] = round(seconds(values) if seconds else _time_run(grid, values, console), 2)
+                forecast[arm.name] = round(
+                    estimate_seconds(values) if estimate_seconds else _time_run(grid, values, console), 2
+                )
             except UserError as problem:
                 raise UserError(f"{arm.name}: {problem}") from problem
             advance(number + 1, len(arms))
@@ -152,7 +154,7 @@ def _forecast_seconds(
 
 def _time_run(grid: Grid, values: Mapping[str, Any], console: Console) -> float:
     job, setup = assemble_run(grid.verb, values, console)
-    if grid.rates and not len(setup.data.part("val")):
+    if grid.rates and not len(setup.data.split_indices("val")):
         raise UserError("--lrs needs validation images, but the validation split is empty: give --val-fraction.")
     return seconds_of_run(job, setup)
 

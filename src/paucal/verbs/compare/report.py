@@ -13,8 +13,8 @@ from paucal.report.page import write_page
 from paucal.report.pictures import data_uri
 from paucal.settings.options import flag_words
 from paucal.verbs.compare._figures import curves_figure, differences_figure, scores_figure
-from paucal.verbs.compare.findings import ArmOutcome, Findings
-from paucal.verbs.compare.grid import EVAL, EVALUATION_FOLDER, MODEL, Cell, start_of, verb_settings
+from paucal.verbs.compare.findings import ArmOutcome, GridResults
+from paucal.verbs.compare.grid import EVAL, EVALUATION_FOLDER, MODEL, Cell, initial_weights_cell, verb_settings
 from paucal.wording import counted, format_duration, images_text, percent
 from paucal.writing import csv_text, write_text
 
@@ -45,7 +45,7 @@ FIGURES = (
 )
 
 
-def write_report(findings: Findings) -> Path:
+def write_report(findings: GridResults) -> Path:
     """Write tables, figures, commands and the HTML page of a comparison, and return the path of the page."""
     grid, arms, states = findings.grid, findings.arms, findings.states
     folder = grid.folder
@@ -60,17 +60,17 @@ def write_report(findings: Findings) -> Path:
     method_names = list(dict.fromkeys(arm.arm.way for arm in arms))
     names = " against ".join(method_names) if len(method_names) < 4 else f"{counted(len(method_names), 'method')}"
     warnings = failures(findings)
-    if n_unfinished := sum(not state.settled for state in states.values()):
+    if n_unfinished := sum(not state.is_final for state in states.values()):
         warnings.append(f"{counted(n_unfinished, 'run')} of {len(states)} not yet computed: these results will change.")
     write_page(
         folder / PAGE,
         "comparing.html",
         title=f"{names} on {Path(str(grid.shared.get('data', 'digits'))).name}",
-        verdicts=verdicts(findings),
+        verdicts=significance_sentences(findings),
         warnings=warnings,
         rows=arm_rows(findings),
         bold=frozenset(number for number, arm in enumerate(arms) if arm.gain is not None and arm.gain.clear),
-        fairness=fairness(findings),
+        fairness=fairness_sentences(findings),
         notes=(*NOTES, describe_selection(findings)),
         pictures=pictures,
         commands=grid.commands,
@@ -81,7 +81,7 @@ def write_report(findings: Findings) -> Path:
 
 def command_of(cell: Cell) -> str:
     """Return the command that repeats a cell's run; if it starts from another run's weights, that run must exist."""
-    start, values = start_of(cell), verb_settings(cell.settings)
+    start, values = initial_weights_cell(cell), verb_settings(cell.settings)
     data, output = values.pop("data", None), cell.run.path
     arguments = ["paucal", cell.verb]
     if cell.verb == EVAL:
@@ -113,7 +113,7 @@ def format_interval(difference: Score) -> str:
     return f"{format_points(difference.low)} to {format_points(difference.high)}"
 
 
-def verdicts(findings: Findings) -> list[str]:
+def significance_sentences(findings: GridResults) -> list[str]:
     """Return a sentence for each difference that says whether the difference is significant."""
     return [_verdict(arm, arm.gain) for arm in findings.arms if arm.gain is not None]
 
@@ -158,7 +158,7 @@ def _describe_required_sample(gain: Difference) -> str:
     return f"Detecting a difference of this size in four of five comparisons would take {remedies}."
 
 
-def fairness(findings: Findings) -> list[str]:
+def fairness_sentences(findings: GridResults) -> list[str]:
     """Return sentences on how equal the training of arms and baselines was: epochs, time, size and learning rate."""
     arms_by_name = {arm.name: arm for arm in findings.arms}
     lines = [_describe_training_lengths(findings)]
@@ -201,7 +201,7 @@ def fairness(findings: Findings) -> list[str]:
     return lines
 
 
-def _describe_training_lengths(findings: Findings) -> str:
+def _describe_training_lengths(findings: GridResults) -> str:
     epochs = {outcome.epochs for arm in findings.arms for outcome in arm.outcomes.values()}
     grid = findings.grid
     if "time" in grid.shared and not any({"time", "epochs"} & arm.settings.keys() for arm in grid.arms):
@@ -223,7 +223,7 @@ def _describe_ratio(noun: str, value: float | None, baseline: float | None, tole
     return f"the same {noun}" if 1 / tolerance <= ratio <= tolerance else f"{ratio:.2f} times the {noun}"
 
 
-def failures(findings: Findings) -> list[str]:
+def failures(findings: GridResults) -> list[str]:
     """Return a line for each run that failed or whose results cannot be read."""
     return [
         *(f"{name} failed: {error}" for name, error in findings.failed.items()),
@@ -231,13 +231,13 @@ def failures(findings: Findings) -> list[str]:
     ]
 
 
-def describe_selection(findings: Findings) -> str:
+def describe_selection(findings: GridResults) -> str:
     """Return a sentence on how the epoch of each run was selected."""
     validated = [outcome.validation is not None for arm in findings.arms for outcome in arm.outcomes.values()]
     return EPOCHS_BY_VALIDATION if all(validated) else SOME_EPOCHS_BY_VALIDATION if any(validated) else LAST_EPOCHS
 
 
-def arm_rows(findings: Findings) -> list[dict[str, str]]:
+def arm_rows(findings: GridResults) -> list[dict[str, str]]:
     """Return a table row per arm: a dict from column names to formatted text."""
     rows = []
     for arm in findings.arms:
@@ -260,7 +260,7 @@ def arm_rows(findings: Findings) -> list[dict[str, str]]:
     return rows
 
 
-def _run_table_rows(findings: Findings) -> list[dict[str, str]]:
+def _run_table_rows(findings: GridResults) -> list[dict[str, str]]:
     rows = []
     for cell, state in findings.states.items():
         results = dict.fromkeys(("test", "validation", "epochs", "time"), "-")
@@ -273,7 +273,7 @@ def _run_table_rows(findings: Findings) -> list[dict[str, str]]:
     return rows
 
 
-def terminal_table(findings: Findings) -> Table:
+def terminal_table(findings: GridResults) -> Table:
     """Return a table of the arms, with significant differences in bold."""
     hidden_columns = ("other seeds", "other images")  # only on the HTML page, since most terminals are too narrow
     rows = [{name: value for name, value in row.items() if name not in hidden_columns} for row in arm_rows(findings)]
@@ -286,7 +286,7 @@ def terminal_table(findings: Findings) -> Table:
     return table
 
 
-def write_tables(folder: Path, findings: Findings) -> None:
+def write_tables(folder: Path, findings: GridResults) -> None:
     """Write `runs.csv` (a row per run), `arms.csv` (a row per arm) and `differences.csv`."""
     arms = [_arm_csv_row(arm) for arm in findings.arms]
     differences = [_difference_csv_row(arm, arm.gain) for arm in findings.arms if arm.gain is not None]
@@ -296,7 +296,7 @@ def write_tables(folder: Path, findings: Findings) -> None:
         write_text(folder / f"{name}.csv", csv_text(header, *([row.get(key) for key in header] for row in rows)))
 
 
-def _run_csv_rows(findings: Findings) -> list[dict[str, Any]]:
+def _run_csv_rows(findings: GridResults) -> list[dict[str, Any]]:
     rows = []
     for cell, state in findings.states.items():
         row: dict[str, Any] = {

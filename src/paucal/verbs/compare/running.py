@@ -13,7 +13,7 @@ from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.verbs.compare._computing import train_cell
 from paucal.verbs.compare._work import POLL_SECONDS, clear_failure, work
-from paucal.verbs.compare._workers import Processes, Ray, Slurm, Team
+from paucal.verbs.compare._workers import ProcessWorkers, RayWorkers, SlurmWorkers, Team
 from paucal.verbs.compare.grid import Cell, Grid, State, cells_of, read_grid, state_of
 from paucal.verbs.compare.jobs import OVERHEAD_SECONDS
 from paucal.verbs.compare.settings import GridSettings
@@ -33,22 +33,22 @@ def run_workers(grid: Grid, grid_settings: GridSettings, resume_command: str, co
         for cell in failed:
             clear_failure(cell)
         console.say(f"trying {counted(len(failed), 'failed run')} again")
-    all_settled = is_settled(grid)
+    all_settled = are_all_cells_final(grid)
     if all_settled or not grid_settings.jobs:
         return all_settled
     try:
-        return _run_until_settled(grid, grid_settings, resume_command, console)
+        return _run_until_final(grid, grid_settings, resume_command, console)
     except KeyboardInterrupt:
         console.say(f"stopped; resume with: {resume_command}")
         raise
 
 
-def is_settled(grid: Grid) -> bool:
+def are_all_cells_final(grid: Grid) -> bool:
     """Return whether every cell is done or has failed."""
-    return all(state_of(cell).settled for cell in cells_of(grid))
+    return all(state_of(cell).is_final for cell in cells_of(grid))
 
 
-def _run_until_settled(grid: Grid, grid_settings: GridSettings, resume_command: str, console: Console) -> bool:
+def _run_until_final(grid: Grid, grid_settings: GridSettings, resume_command: str, console: Console) -> bool:
     reporter = ProgressReporter(console, grid_settings.jobs)
     console.say(describe_work(reporter.report(grid), grid_settings.jobs))
     hint = f"you can stop at any time; to continue, or to add workers from another terminal: {resume_command}"
@@ -66,7 +66,7 @@ def _run_until_settled(grid: Grid, grid_settings: GridSettings, resume_command: 
             team.stop()
             raise
         reporter.report(read_grid(grid.folder))
-        if is_settled(read_grid(grid.folder)):
+        if are_all_cells_final(read_grid(grid.folder)):
             return True
         if not team.n_lost:
             return False
@@ -76,11 +76,11 @@ def _run_until_settled(grid: Grid, grid_settings: GridSettings, resume_command: 
 def _start_team(grid: Grid, grid_settings: GridSettings) -> Team:
     device = grid.shared.get("device")
     if grid_settings.on == "slurm":
-        return Slurm(grid.folder, grid_settings.jobs, grid_settings.slurm)
+        return SlurmWorkers(grid.folder, grid_settings.jobs, grid_settings.slurm)
     if grid_settings.on == "ray":
-        return Ray(grid.folder, grid_settings.jobs, grid.threads, device)
+        return RayWorkers(grid.folder, grid_settings.jobs, grid.threads, device)
     device = device or ("cuda" if torch.cuda.is_available() else None)
-    return Processes(grid.folder, grid_settings.jobs, grid.threads, device)
+    return ProcessWorkers(grid.folder, grid_settings.jobs, grid.threads, device)
 
 
 def require_workers(on: str, slurm: Sequence[str] | None = None, count: int = 1) -> None:
@@ -95,24 +95,24 @@ def require_workers(on: str, slurm: Sequence[str] | None = None, count: int = 1)
 
 
 @dataclass(frozen=True)
-class Progress:
+class GridProgress:
     """State of every cell of a grid, expected remaining time, and number of busy workers that other calls started.
 
-    `left` is the expected time in seconds until every cell is done or has failed; None if unknown.
+    `seconds_left` is the expected time in seconds until every cell is done or has failed; None if unknown.
     """
 
     states: Mapping[Cell, State]
-    left: float | None
+    seconds_left: float | None
     other_workers: int = 0
 
     def time_left(self) -> str:
         """Return the remaining time as a clause, such as "about 5 min left, until 14:05"; "" if unknown or zero."""
-        if self.left is None or self.left < 1:
+        if self.seconds_left is None or self.seconds_left < 1:
             return ""
-        return f"about {format_duration(self.left)} left, until {end_time_text(self.left)}"
+        return f"about {format_duration(self.seconds_left)} left, until {end_time_text(self.seconds_left)}"
 
 
-def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool = False) -> Progress:
+def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool = False) -> GridProgress:
     """Return the states of all cells, and the remaining time with the workers of this call and of other calls.
 
     If `busy` is False, this call has no workers yet, so all running cells belong to workers of other calls.
@@ -121,7 +121,7 @@ def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool =
     n_running = sum(state.name == "running" for state in states.values())
     other_workers = max(0, n_running - workers) if busy else n_running
     if any(arm.name not in grid.forecast for arm in grid.arms):
-        return Progress(states, None, other_workers)
+        return GridProgress(states, None, other_workers)
     finished = [cell for cell, state in states.items() if state.name == "done"]
     durations = {cell: seconds for cell in finished if (seconds := _run_seconds(cell.run)) is not None}
     slowdown = 1.0
@@ -129,20 +129,20 @@ def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool =
         slowdown = sum(durations.values()) / max(1e-9, sum(grid.forecast[cell.arm.name] for cell in durations))
     seconds_left = 0.0
     for cell, state in states.items():
-        if not state.settled:
+        if not state.is_final:
             done_fraction = _fraction_done(cell.run) if state.name in ("running", "stopped") else 0.0
             seconds_left += (1 - done_fraction) * grid.forecast[cell.arm.name] * slowdown
     if grid.rates:  # an arm gets cells for the other seeds after its learning rate is chosen
         with_rate = {cell.arm.name for cell in cells if not cell.is_trial}
         without_rate = [arm.name for arm in grid.arms if arm.name not in with_rate]
         seconds_left += (len(grid.seeds) - 1) * sum(grid.forecast[name] for name in without_rate) * slowdown
-    n_unfinished = sum(not state.settled for state in states.values())
-    return Progress(states, seconds_left / max(1, min(workers + other_workers, n_unfinished)), other_workers)
+    n_unfinished = sum(not state.is_final for state in states.values())
+    return GridProgress(states, seconds_left / max(1, min(workers + other_workers, n_unfinished)), other_workers)
 
 
-def describe_work(progress: Progress, workers: int) -> str:
+def describe_work(progress: GridProgress, workers: int) -> str:
     """Return a line with the number of runs to compute and the time when they will be finished."""
-    todo = sum(not state.settled for state in progress.states.values())
+    todo = sum(not state.is_final for state in progress.states.values())
     time_left = f", {progress.time_left()}" if progress.time_left() else ""
     other_text = f" and {progress.other_workers} of other calls" if progress.other_workers else ""
     return f"time: {counted(todo, 'run')} to compute with {counted(workers, 'worker')}{other_text}{time_left}"
@@ -172,23 +172,23 @@ class ProgressReporter:
         self._states: dict[Cell, State] | None = None
         self._last_message = time.monotonic()
 
-    def report(self, grid: Grid, *, busy: bool = False) -> Progress:
+    def report(self, grid: Grid, *, busy: bool = False) -> GridProgress:
         """Print the runs that have ended since the last call; `busy` has the same meaning as in `progress_of`."""
         progress = progress_of(grid, cells_of(grid), self._workers, busy=busy)
         previous, self._states = self._states, dict(progress.states)
-        n_settled = sum(state.settled for state in progress.states.values())
+        n_settled = sum(state.is_final for state in progress.states.values())
         position = f"{n_settled} of {len(progress.states)}"
         if previous is None:
             return progress
         for cell, state in progress.states.items():
-            if state.settled and not previous.get(cell, State("pending")).settled:
+            if state.is_final and not previous.get(cell, State("pending")).is_final:
                 self._say_with_progress(f"{position}: {_end_message(cell, state)}", progress)
         if time.monotonic() - self._last_message > MAX_SILENCE:
             n_running = sum(state.name == "running" for state in progress.states.values())
             self._say_with_progress(f"{position} ended, {n_running} running", progress)
         return progress
 
-    def _say_with_progress(self, text: str, progress: Progress) -> None:
+    def _say_with_progress(self, text: str, progress: GridProgress) -> None:
         self._last_message = time.monotonic()
         self._console.say("; ".join(part for part in (text, progress.time_left()) if part))
 

@@ -20,7 +20,7 @@ from paucal.data.masks.pairs import find_pairs
 from paucal.data.shards.writing import encode_image
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.unreadable import ReportProgress
-from paucal.runner.images import open_undecoded, with_run_reading
+from paucal.runner.images import open_undecoded, with_run_decode_options
 from paucal.tasks.detection.images import MIN_BOX_SIDE, check_annotations
 from paucal.types import UserError
 from paucal.verbs.convert.settings import ConvertSettings
@@ -48,13 +48,13 @@ class AnnotatedObject:
 
 
 @dataclass(frozen=True)
-class Item:
+class LabelledImage:
     """One image of a set.
 
     Attributes:
         index: Position in the set.
         name: File name, unique in the set even without its suffix.
-        part: Split: "train", "val" or "test", or "" if the set has no splits.
+        split: Split: "train", "val" or "test", or "" if the set has no splits.
         size: (height, width) in pixels; (0, 0) if the labels are classes of whole images.
         objects: Annotated objects; empty if the labels are not boxes.
         labels: Classes of the whole image; empty if the labels are boxes or masks.
@@ -63,7 +63,7 @@ class Item:
 
     index: int
     name: str
-    part: str
+    split: str
     size: tuple[int, int] = (0, 0)
     objects: tuple[AnnotatedObject, ...] = ()
     labels: tuple[str, ...] = ()
@@ -77,16 +77,16 @@ class Item:
     def relative_path(self, folder: str, suffix: str = "") -> str:
         """Return the path FOLDER/SPLIT/NAME of the image, or of its label file if `suffix` is given."""
         name = f"{self.stem}{suffix}" if suffix else self.name
-        return "/".join(part for part in (folder, self.part, name) if part)
+        return "/".join(part for part in (folder, self.split, name) if part)
 
 
 @dataclass(frozen=True)
-class Content:
+class LabelledSet:
     """The images and labels of a set to write.
 
     Attributes:
         kind: Command that trains on the labels: "detect" for boxes, "segment" for masks, "train" for classes.
-        numbers: Class numbers, by class name.
+        class_numbers: Class numbers, by class name.
         mask: Function that returns the (H, W) class numbers of the image at a position; None if there are no masks.
         lost: Numbers of objects or labels that the target layout cannot store, by a description of what is lost.
         model: Name of the model that predicted the labels; "" for human labels.
@@ -94,19 +94,19 @@ class Content:
 
     kind: Kind
     images: ImageSet
-    items: tuple[Item, ...]
-    numbers: dict[str, int]
+    items: tuple[LabelledImage, ...]
+    class_numbers: dict[str, int]
     mask: Callable[[int], NDArray[np.uint8]] | None = None
     lost: Counter[str] = field(default_factory=Counter)
     model: str = ""
 
     @property
-    def parts(self) -> list[str]:
+    def splits(self) -> list[str]:
         """Splits of the set; [""] if the set has no splits."""
-        return [part for part in ("train", "val", "test", "") if any(item.part == part for item in self.items)]
+        return [part for part in ("train", "val", "test", "") if any(item.split == part for item in self.items)]
 
 
-def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: ReportProgress) -> Content:
+def read_labelled_set(settings: ConvertSettings, kinds: Sequence[Kind], progress: ReportProgress) -> LabelledSet:
     """Read a set with its labels of one kind: the first kind in `kinds` that the set contains."""
     path = Path(settings.data).expanduser()
     has_masks = settings.images is not None or settings.masks is not None
@@ -122,10 +122,10 @@ def read_content(settings: ConvertSettings, kinds: Sequence[Kind], progress: Rep
         raise UserError(f"{contents_text}, but --to {settings.to} takes {nouns}: choose another --to.")
     readers = {"detect": _read_boxes, "segment": _read_mask_set, "train": _read_classes}
     content = content or readers[kind](settings, path, progress)
-    return with_file_names(replace(content, images=with_run_reading(content.images, settings)))
+    return with_file_names(replace(content, images=with_run_decode_options(content.images, settings)))
 
 
-def with_file_names(content: Content) -> Content:
+def with_file_names(content: LabelledSet) -> LabelledSet:
     """Return the content with a unique file name for each item."""
     names = unique_names([_file_name_of(content.images, item.index) for item in content.items])
     items = [replace(item, name=name) for item, name in zip(content.items, names, strict=True)]
@@ -161,7 +161,7 @@ def unique_names(keys: Sequence[str]) -> list[str]:
     return names
 
 
-def _read_boxes(settings: ConvertSettings, path: Path, progress: ReportProgress) -> Content:
+def _read_boxes(settings: ConvertSettings, path: Path, progress: ReportProgress) -> LabelledSet:
     tree, annotations = read_boxes(path)
     without_outlines = [replace(image, outlines=[]) for image in annotations.images]
     boxed = check_annotations(tree, replace(annotations, images=without_outlines))
@@ -169,14 +169,14 @@ def _read_boxes(settings: ConvertSettings, path: Path, progress: ReportProgress)
     items = []
     for index, image in enumerate(annotations.images):
         size = boxed.boxes[image.key].size
-        items.append(Item(index, "", image.declared, size, tuple(_clip_objects(image, size))))
+        items.append(LabelledImage(index, "", image.declared_split, size, tuple(_clip_objects(image, size))))
     names = {obj.name for item in items for obj in item.objects}
     crowd_classes = names - numbers.keys()  # classes whose objects are all crowds
     numbers |= {name: annotations.class_numbers[name] for name in sorted(crowd_classes)}
     n_lost = sum(len(image.boxes) for image in annotations.images) - sum(len(item.objects) for item in items)
     n_tags = sum(len(image.tags) for image in annotations.images)
     lost = Counter({"boxes without an area": n_lost, "labels of whole images": n_tags})
-    return Content("detect", boxed.images, tuple(items), numbers, lost=lost)
+    return LabelledSet("detect", boxed.images, tuple(items), numbers, lost=lost)
 
 
 def _clip_objects(image: AnnotatedImage, size: tuple[int, int]) -> list[AnnotatedObject]:
@@ -191,7 +191,7 @@ def _clip_objects(image: AnnotatedImage, size: tuple[int, int]) -> list[Annotate
     return objects
 
 
-def _read_mask_set(settings: ConvertSettings, path: Path, progress: ReportProgress) -> Content:
+def _read_mask_set(settings: ConvertSettings, path: Path, progress: ReportProgress) -> LabelledSet:
     paths = (None if text is None else Path(text).expanduser() for text in (settings.images, settings.masks))
     pairs = find_pairs(path, *paths)
     location = settings.data
@@ -200,14 +200,16 @@ def _read_mask_set(settings: ConvertSettings, path: Path, progress: ReportProgre
     images = images_of_pairs(pairs, location)
     class_names = None if settings.classes is None else read_class_names(Path(settings.classes))
     masked = read_masks(images, pairs, settings.mask_values, settings.ignore, class_names, progress)
-    items = [Item(n, "", part, masked.images.store.size(n)) for n, part in enumerate(images.declared)]
-    return Content("segment", masked.images, tuple(items), number_classes(masked.images.classes), masked.masks.read)
+    items = [LabelledImage(n, "", part, masked.images.store.size(n)) for n, part in enumerate(images.declared_splits)]
+    return LabelledSet("segment", masked.images, tuple(items), number_classes(masked.images.classes), masked.masks.read)
 
 
-def _read_classes(settings: ConvertSettings, path: Path, progress: ReportProgress) -> Content:
+def _read_classes(settings: ConvertSettings, path: Path, progress: ReportProgress) -> LabelledSet:
     images = open_undecoded(settings, advance=progress)
-    items = [Item(n, "", part, labels=tuple(images.classes_of(n))) for n, part in enumerate(images.declared)]
-    return Content("train", images, tuple(items), number_classes(images.classes))
+    items = [
+        LabelledImage(n, "", part, labels=tuple(images.classes_of(n))) for n, part in enumerate(images.declared_splits)
+    ]
+    return LabelledSet("train", images, tuple(items), number_classes(images.classes))
 
 
 def number_classes(classes: Sequence[str]) -> dict[str, int]:

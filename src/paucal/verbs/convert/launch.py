@@ -13,7 +13,7 @@ from paucal.runner.outputs import check_new_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError
-from paucal.verbs.convert.content import Content, read_content
+from paucal.verbs.convert.content import LabelledSet, read_labelled_set
 from paucal.verbs.convert.settings import ConvertSettings, Form
 from paucal.verbs.convert.writing import LAYOUTS, Layout
 from paucal.wording import counted
@@ -73,7 +73,7 @@ def convert_set(settings: ConvertSettings, console: Console) -> Converted:
     inputs = {"DATA": settings.data, "--images": settings.images, "--masks": settings.masks}
     target = check_new_folder(settings.output, inputs, settings.data_root, "OUT")
     with console.progress("reading labels") as advance:
-        content = read_content(settings, layout.kinds, advance)
+        content = read_labelled_set(settings, layout.kinds, advance)
     for note in content.images.notes:
         console.say(f"note: {note}")
     if settings.on_bad_image == "skip":
@@ -82,7 +82,7 @@ def convert_set(settings: ConvertSettings, console: Console) -> Converted:
     return report_conversion(content, settings.to, target, console)
 
 
-def _without_unreadable(content: Content, console: Console) -> Content:
+def _without_unreadable(content: LabelledSet, console: Console) -> LabelledSet:
     items, images = content.items, content.images
     with console.progress("checking images") as advance:
         problems = process_images(len(items), lambda row: images.store.check(items[row].index), None, advance)
@@ -92,7 +92,7 @@ def _without_unreadable(content: Content, console: Console) -> Content:
     return replace(content, items=tuple(item for row, item in enumerate(items) if row not in problems))
 
 
-def write_set(content: Content, layout: Layout, target: Path, console: Console) -> None:
+def write_set(content: LabelledSet, layout: Layout, target: Path, console: Console) -> None:
     """Write labels and images into a new folder; the folder appears only when it is complete."""
     with replace_folder(target) as folder, console.progress("copying images") as advance:
         layout.write(content, folder)
@@ -106,7 +106,7 @@ def write_set(content: Content, layout: Layout, target: Path, console: Console) 
             advance(n_written, len(content.items))
 
 
-def report_conversion(content: Content, to: Form, target: Path, console: Console) -> Converted:
+def report_conversion(content: LabelledSet, to: Form, target: Path, console: Console) -> Converted:
     """Print which labels were lost and the command that trains on the result, and return the result."""
     losses = {kind: count for kind, count in content.lost.items() if count}
     for kind, count in losses.items():

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.boxes.label_studio import encode_brush
-from paucal.verbs.convert.content import AnnotatedObject, Content, Item
+from paucal.verbs.convert.content import AnnotatedObject, LabelledImage, LabelledSet
 from paucal.verbs.convert.objects import count_unknown_labels, mask_of, polygon_of, save_text, without_crowds
 
 _LOCAL = "/data/local-files/?d="  # Label Studio's prefix for files in local storage
@@ -23,14 +23,14 @@ _CONTROLS = {
 }
 
 
-def write_label_studio(content: Content, folder: Path) -> None:
+def write_label_studio(content: LabelledSet, folder: Path) -> None:
     """Write a JSON list of tasks for each split, and label_config.xml, which defines the labelling interface."""
     kinds = {"train": ["choices"], "detect": ["rectanglelabels"], "segment": ["brushlabels"]}[content.kind]
     count_unknown_labels(content)
-    for part in content.parts:
+    for part in content.splits:
         tasks = []
         for item in content.items:
-            if item.part == part:
+            if item.split == part:
                 image = f"{_LOCAL}{quote(item.relative_path('images'))}"
                 objects = without_crowds(content, item)
                 results = [_region_entry(item, number, obj) for number, obj in enumerate(objects)]
@@ -44,19 +44,19 @@ def write_label_studio(content: Content, folder: Path) -> None:
     controls = ""
     for tag, name in (_CONTROLS[kind] for kind in kinds):
         element = "Choice" if tag == "Choices" else "Label"
-        labels = "".join(f"<{element} value={quoteattr(label)}/>" for label in content.numbers)
+        labels = "".join(f"<{element} value={quoteattr(label)}/>" for label in content.class_numbers)
         controls += f'<{tag} name="{name}" toName="image"{choice_attribute}>{labels}</{tag}>'
     save_text(folder / "label_config.xml", f'<View><Image name="image" value="$image"/>{controls}</View>\n')
 
 
-def _label_entry(content: Content, item: Item, results: list[dict[str, Any]]) -> dict[str, Any]:
+def _label_entry(content: LabelledSet, item: LabelledImage, results: list[dict[str, Any]]) -> dict[str, Any]:
     if not content.model:
         return {"annotations": [{"result": results}]}
     score = {} if item.score is None else {"score": item.score}
     return {"predictions": [{"model_version": content.model, **score, "result": results}]}
 
 
-def _region_entry(item: Item, number: int, obj: AnnotatedObject) -> dict[str, Any]:
+def _region_entry(item: LabelledImage, number: int, obj: AnnotatedObject) -> dict[str, Any]:
     height, width = item.size
     polygon = polygon_of(item, obj)
     value: dict[str, Any]
@@ -76,7 +76,7 @@ def _region_entry(item: Item, number: int, obj: AnnotatedObject) -> dict[str, An
     return {**name, **size_fields, **score, "value": {**value, kind: [obj.name]}}
 
 
-def write_cvat(content: Content, folder: Path) -> None:
+def write_cvat(content: LabelledSet, folder: Path) -> None:
     """Write annotations.xml in the format "CVAT for images 1.1"."""
     source = "auto" if content.model else "manual"
     count_unknown_labels(content)
@@ -91,18 +91,18 @@ def write_cvat(content: Content, folder: Path) -> None:
             shapes.append(f"<{tag} {attributes}/>")
         shapes += [f'<tag label={quoteattr(name)} source="{source}"/>' for name in item.labels]
         kinds |= {"tag"} if item.labels else set()
-        subset = f" subset={quoteattr(item.part)}" if item.part else ""
+        subset = f" subset={quoteattr(item.split)}" if item.split else ""
         attributes = f'id="{number}" name={quoteattr(item.relative_path(""))}{subset} width="{width}" height="{height}"'
         rows.append(f"<image {attributes}>{''.join(shapes)}</image>")
     (shape,) = kinds if len(kinds) == 1 else ("any",)
     shape = "rectangle" if shape == "box" else shape
-    names = "".join(f"<label><name>{escape(name)}</name><type>{shape}</type></label>" for name in content.numbers)
+    names = "".join(f"<label><name>{escape(name)}</name><type>{shape}</type></label>" for name in content.class_numbers)
     task = f"<task><size>{len(rows)}</size><mode>annotation</mode><labels>{names}</labels></task>"
     header = f'<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n<version>1.1</version>\n<meta>{task}</meta>'
     save_text(folder / "annotations.xml", "\n".join([header, *rows, "</annotations>"]) + "\n")
 
 
-def _shape_tag(item: Item, obj: AnnotatedObject) -> tuple[str, str]:
+def _shape_tag(item: LabelledImage, obj: AnnotatedObject) -> tuple[str, str]:
     polygon = polygon_of(item, obj)
     if polygon is not None:
         pairs = zip(polygon[::2], polygon[1::2], strict=True)

@@ -16,7 +16,7 @@ from paucal.data.boxes.annotations import unpack_run_lengths
 from paucal.data.images import UNKNOWN
 from paucal.data.masks.coding import IGNORED, MAX_CLASSES
 from paucal.types import UserError
-from paucal.verbs.convert.content import AnnotatedObject, Content, Item, Kind
+from paucal.verbs.convert.content import AnnotatedObject, Kind, LabelledImage, LabelledSet
 from paucal.verbs.convert.objects import (
     BACKGROUND,
     CROWDS,
@@ -41,13 +41,13 @@ class Layout:
     """
 
     kinds: tuple[Kind, ...]
-    write: Callable[[Content, Path], None]
-    image_path: Callable[[Item], str] = lambda item: item.relative_path("images")
+    write: Callable[[LabelledSet, Path], None]
+    image_path: Callable[[LabelledImage], str] = lambda item: item.relative_path("images")
 
 
-def write_yolo(content: Content, folder: Path) -> None:
+def write_yolo(content: LabelledSet, folder: Path) -> None:
     """Write data.yaml, and labels/*.txt with the same folders and names as images/."""
-    names = list(content.numbers)
+    names = list(content.class_numbers)
     for item in content.items:
         height, width = item.size
         sides, lines = (width, height), []
@@ -62,20 +62,20 @@ def write_yolo(content: Content, folder: Path) -> None:
             values = [min(max(value / sides[n % 2], 0.0), 1.0) for n, value in enumerate(shape)]
             lines.append(" ".join([str(names.index(obj.name)), *(f"{value:.8f}" for value in values)]) + "\n")
         save_text(folder / item.relative_path("labels", ".txt"), "".join(lines))
-    parts = {part or "train": f"images/{part}".rstrip("/") for part in content.parts}
-    if content.parts == [""]:  # other programs require "val", even if its scores on training images mean nothing
+    parts = {part or "train": f"images/{part}".rstrip("/") for part in content.splits}
+    if content.splits == [""]:  # other programs require "val", even if its scores on training images mean nothing
         parts["val"] = parts["train"]
     # Without a key "path", other programs look for the images in the folder of this file.
     config = {**parts, "names": dict(enumerate(names))}
     save_text(folder / "data.yaml", yaml.safe_dump(config, allow_unicode=True, sort_keys=False))
 
 
-def write_coco(content: Content, folder: Path) -> None:
+def write_coco(content: LabelledSet, folder: Path) -> None:
     """Write annotations/instances_SPLIT.json, or instances_default.json for a set without splits."""
-    for part in content.parts:
+    for part in content.splits:
         images, annotations = [], []
         for item in content.items:
-            if item.part != part:
+            if item.split != part:
                 continue
             height, width = item.size
             images.append({"id": item.index + 1, "file_name": item.name, "width": width, "height": height})
@@ -86,7 +86,7 @@ def write_coco(content: Content, folder: Path) -> None:
                     {
                         "id": len(annotations) + 1,
                         "image_id": item.index + 1,
-                        "category_id": content.numbers[obj.name],
+                        "category_id": content.class_numbers[obj.name],
                         "bbox": [left, top, right - left, bottom - top],
                         "area": _object_area(obj),
                         "iscrowd": int(obj.crowd),
@@ -94,7 +94,7 @@ def write_coco(content: Content, folder: Path) -> None:
                         **outline,
                     }
                 )
-        categories = [{"id": number, "name": name} for name, number in content.numbers.items()]
+        categories = [{"id": number, "name": name} for name, number in content.class_numbers.items()]
         document = {"info": {}, "images": images, "annotations": annotations, "categories": categories}
         save_text(folder / f"annotations/instances_{part or 'default'}.json", json.dumps(document, ensure_ascii=False))
 
@@ -112,7 +112,7 @@ def _object_area(obj: AnnotatedObject) -> float:
     return (right - left) * (bottom - top)
 
 
-def write_voc(content: Content, folder: Path) -> None:
+def write_voc(content: LabelledSet, folder: Path) -> None:
     """Write Annotations/*.xml and, for each split, a list of its images in ImageSets/Main."""
     for item in content.items:
         height, width = item.size
@@ -126,21 +126,21 @@ def write_voc(content: Content, folder: Path) -> None:
         size = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
         text = f"<annotation><filename>{escape(item.name)}</filename>{size}{objects}</annotation>\n"
         save_text(folder / f"Annotations/{item.stem}.xml", text)
-    for part in filter(None, content.parts):
-        lines = "".join(f"{item.stem}\n" for item in content.items if item.part == part)
+    for part in filter(None, content.splits):
+        lines = "".join(f"{item.stem}\n" for item in content.items if item.split == part)
         save_text(folder / f"ImageSets/Main/{part}.txt", lines)
 
 
-def write_csv(content: Content, folder: Path) -> None:
+def write_csv(content: LabelledSet, folder: Path) -> None:
     """Write boxes.csv with a row for each box, or labels.csv with a row for each image."""
-    has_parts = content.parts != [""]
+    has_parts = content.splits != [""]
     if content.kind == "train":
         _write_classes(content, folder, has_parts)
         return
     rows: list[list[Any]] = [["filename", "width", "height", "class", "xmin", "ymin", "xmax", "ymax", "iscrowd"]]
     rows[0] += ["split"] * has_parts
     for item in content.items:
-        start, end = [item.relative_path("images"), *item.size[::-1]], [item.part] * has_parts
+        start, end = [item.relative_path("images"), *item.size[::-1]], [item.split] * has_parts
         for obj in item.objects:
             content.lost[OUTLINES] += obj.outline is not None
             rows.append([*start, obj.name, *(f"{value:.10g}" for value in obj.box), int(obj.crowd), *end])
@@ -149,23 +149,23 @@ def write_csv(content: Content, folder: Path) -> None:
     save_text(folder / "boxes.csv", csv_text(*rows))
 
 
-def _write_classes(content: Content, folder: Path, has_parts: bool) -> None:
+def _write_classes(content: LabelledSet, folder: Path, has_parts: bool) -> None:
     """Write labels.csv with a column of classes or, if images have several classes, a column of 1 and 0 per class."""
     multi_hot = content.images.multi_hot
-    names = list(content.numbers)
+    names = list(content.class_numbers)
     rows: list[list[Any]] = [["image_path", *(["label"] if multi_hot is None else names), *["split"] * has_parts]]
     for item in content.items:
         labels = item.labels or [""]
         if multi_hot is not None:
             labels = ["" if value == UNKNOWN else value for value in multi_hot[item.index].tolist()]
-        rows.append([item.relative_path("images"), *labels, *[item.part] * has_parts])
+        rows.append([item.relative_path("images"), *labels, *[item.split] * has_parts])
     save_text(folder / "labels.csv", csv_text(*rows))
 
 
-def write_masks(content: Content, folder: Path) -> None:
+def write_masks(content: LabelledSet, folder: Path) -> None:
     """Write masks/*.png, whose pixel values are class numbers, and classes.csv with the class names."""
     from_boxes = content.kind == "detect"
-    names = [name for name in content.numbers if name != BACKGROUND or not from_boxes]
+    names = [name for name in content.class_numbers if name != BACKGROUND or not from_boxes]
     names = [BACKGROUND, *names] if from_boxes else names
     if len(names) > MAX_CLASSES:
         raise UserError(
@@ -181,7 +181,7 @@ def write_masks(content: Content, folder: Path) -> None:
     save_text(folder / "classes.csv", csv_text(("name", "value"), *zip(names, range(len(names)), strict=True)))
 
 
-def _draw_mask(item: Item, names: Sequence[str]) -> NDArray[np.uint8]:
+def _draw_mask(item: LabelledImage, names: Sequence[str]) -> NDArray[np.uint8]:
     """Return an (H, W) mask with small objects drawn over large objects; the pixels of crowds are unlabelled."""
     mask = np.zeros(item.size, dtype=np.uint8)
     object_masks = []
@@ -197,11 +197,11 @@ def _draw_mask(item: Item, names: Sequence[str]) -> NDArray[np.uint8]:
     return mask
 
 
-def _class_folder(item: Item) -> str:
+def _class_folder(item: LabelledImage) -> str:
     return item.labels[0].replace("/", "_").replace("\\", "_").lstrip(".") or "_" if item.labels else ""
 
 
-def write_folders(content: Content, folder: Path) -> None:
+def write_folders(content: LabelledSet, folder: Path) -> None:
     """Write no file, and only check that class folders can store the labels: one class per image, distinct names."""
     unsupported = next((item for item in content.items if len(item.labels) != 1), None)
     if unsupported is not None:
@@ -226,7 +226,7 @@ LAYOUTS: dict[str, Layout] = {
     "masks": Layout(("segment", "detect"), write_masks),
     "csv": Layout(("detect", "train"), write_csv),
     "folders": Layout(
-        ("train",), write_folders, lambda item: "/".join(filter(None, (item.part, _class_folder(item), item.name)))
+        ("train",), write_folders, lambda item: "/".join(filter(None, (item.split, _class_folder(item), item.name)))
     ),
     "label-studio": Layout(("detect", "train", "segment"), write_label_studio),
     "cvat": Layout(("detect", "train", "segment"), write_cvat),

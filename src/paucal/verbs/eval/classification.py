@@ -20,7 +20,7 @@ from paucal.models.trained import TrainedModel, load_trained
 from paucal.runner.console import Console
 from paucal.runner.images import load_images, open_again
 from paucal.runner.memory_check import check_batch_memory
-from paucal.runner.precision import choose_on_sample
+from paucal.runner.precision import choose_precision_on_sample
 from paucal.runs import RunFolder, open_model_folder
 from paucal.tasks.classification.mistakes import draw_mistakes
 from paucal.types import UserError
@@ -111,7 +111,7 @@ def _predict(model: TrainedModel, selection: Selection, settings: EvalSettings, 
     loader = make_eval_loader(images, indices, *loading, pin_memory=model.device.type == "cuda")
     if settings.precision is None:
         sample = [images.store.read(int(index)) for index in indices[:MEASURED_IMAGES]] if bfloat16_flags() else []
-        choice = choose_on_sample(model, sample, len(indices), console)
+        choice = choose_precision_on_sample(model, sample, len(indices), console)
     else:
         choice = EXPLICIT_CHOICES[settings.precision]
     with console.progress("evaluating") as advance:
@@ -139,7 +139,7 @@ def _choose_images(
     folder: RunFolder, target: str | None, is_own: bool, settings: EvalSettings, model: TrainedModel, console: Console
 ) -> Selection:
     """Open a set and choose the images to evaluate on; the labels are numbered in the model's class order."""
-    reading = model.card.preprocessing.reading
+    reading = model.card.preprocessing.decode_options
     with console.progress("reading images") as advance:
         if is_own:
             images = open_again(folder, advance, settings.download, reading)

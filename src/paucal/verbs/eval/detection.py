@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from paucal.data.decode import DEFAULT_DECODE_OPTIONS
 from paucal.metrics.intervals import Score
 from paucal.runner.console import Console
-from paucal.runner.images import decode_images, reading_for
+from paucal.runner.images import decode_images, decode_options_for_size
 from paucal.runs import RunFolder, open_model_folder
 from paucal.tasks.detection.batches import EVAL_BATCH, evaluation_loader
 from paucal.tasks.detection.conclusion import evaluate_images, write_evaluation
-from paucal.tasks.detection.evaluation import MASK_PREFIX, format_score, require_metrics
+from paucal.tasks.detection.evaluation import MASK_PREFIX, format_score, require_coco_eval
 from paucal.tasks.detection.images import BoxedImages, open_boxed
 from paucal.tasks.detection.model import DetectorCard, load_detector
 from paucal.tasks.detection.network.detector import Detector
@@ -53,7 +53,7 @@ class DetectedSet:
 
 def evaluate_detector(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[DetectedSet]:
     """Evaluate the detector of a run on sets of images with boxes, by default on the run's own test images."""
-    require_metrics()
+    require_coco_eval()
     run = open_model_folder(model)
     detector, card, device = load_detector(run, settings.device)
     results = []
@@ -74,7 +74,7 @@ def _open_images(
     for note in boxed.images.notes if target is not None else ():
         console.say(f"note: {note}")
     with console.progress("reading images") as advance:
-        reading = reading_for([max(card.resize_to)], DEFAULT_DECODE_OPTIONS)
+        reading = decode_options_for_size([max(card.resize_to)], DEFAULT_DECODE_OPTIONS)
         boxed = replace(boxed, images=decode_images(boxed.images, settings, reading, advance))
     chosen = choose_images(run, boxed.images, settings.part, target)
     if not boxed.count_boxes(chosen.positions):
@@ -82,7 +82,7 @@ def _open_images(
             f"the detector cannot be evaluated, since there is no object in {counted(len(chosen.positions), 'image')} "
             "(crowds and difficult objects do not count): give images with boxes."
         )
-    print_notes(console, boxed.images, card.preprocessing.reading, chosen)
+    print_notes(console, boxed.images, card.preprocessing.decode_options, chosen)
     return boxed, chosen.positions
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paucal.data.channels.pixel_format import depth_notes
+from paucal.data.channels.pixel_format import bit_depth_notes
 from paucal.data.dataset import SampleKey, ViewDataset
 from paucal.data.decode import DecodeOptions
 from paucal.data.decoded.cache_folder import features_folder
@@ -23,8 +23,8 @@ from paucal.evaluation.protocols.datasets import TABLE9
 from paucal.evaluation.protocols.evaluate import MULTI_LABEL, Protocol, ProtocolOptions, evaluate_backbone
 from paucal.evaluation.protocols.features import POOLED, Extraction, FeatureCache, FeatureReader, parse_kind
 from paucal.evaluation.protocols.linear_probe import ProbeSettings
-from paucal.evaluation.protocols.logistic import Solver
-from paucal.evaluation.seen_images import Identities, readable_history, require_unseen, seen_unlabelled
+from paucal.evaluation.protocols.logistic import SolverSettings
+from paucal.evaluation.seen_images import Identities, list_seen_images, require_unseen, seen_unlabelled
 from paucal.explain.features import Correspondence, match_images
 from paucal.explain.figures.cells import MatchedPair, matches_sheet
 from paucal.explain.figures.pictures import visible_region
@@ -34,7 +34,7 @@ from paucal.models.named import find_run
 from paucal.report.page import REPORT_FILE, write_report
 from paucal.report.pretraining import write_pretraining_report
 from paucal.runner.console import Console
-from paucal.runner.images import reading_for
+from paucal.runner.images import decode_options_for_size
 from paucal.runner.memory_check import check_batch_memory
 from paucal.runs import RunFolder
 from paucal.runs.folder import find_run_of_init
@@ -62,7 +62,7 @@ class FrozenTable:
         folder: Folder of the table.
     """
 
-    rows: Sequence[table.Row]
+    rows: Sequence[table.ProtocolRow]
     about: Mapping[str, Any]
     folder: Path
 
@@ -88,7 +88,7 @@ def evaluate_frozen(
         raise UserError(f"give DATA to evaluate {model!r} on, before the flags: only a run has its own images.")
     subjects = _open_subjects(names, settings, protocols, console)
     options = _protocol_options(settings, subjects[0])
-    rows: list[table.Row] = []
+    rows: list[table.ProtocolRow] = []
     set_descriptions: list[dict[str, Any]] = []
     pictured_data: EvaluationData | None = None
     for opened_data in _open_sets(data, run, settings, console, _common_reading(subjects)):
@@ -100,7 +100,7 @@ def evaluate_frozen(
         scores = [evaluate_backbone(subject, images, applied, options, console.progress) for subject in subjects]
         outcomes = {subject.name: found for subject, found in zip(subjects, scores, strict=True)}
         rows += table.compare(images.name, outcomes, Bootstrap(settings.seed, settings.bootstrap))
-        facts = {"classes": images.n_classes, "metric": images.metric, "how": images.how}
+        facts = {"classes": images.n_classes, "metric": images.metric, "how": images.split_description}
         set_descriptions.append({"name": images.name, **images.counts(), **facts, "seen_unlabelled": remarks_on_seen})
         pictured_data = pictured_data or (images if "correspondence" in applied else None)
     if not rows:
@@ -184,7 +184,7 @@ def _protocol_options(settings: EvalSettings, first: FrozenBackbone) -> Protocol
         features=kind or POOLED,
         probe_features=kind,
         extraction=Extraction(_batch_size(settings, first), settings.workers, dtype, FeatureCache(folder)),
-        solver=Solver(backend),
+        solver=SolverSettings(backend),
         probe=ProbeSettings(epochs=settings.probe_epochs, seed=settings.seed),
         augment=settings.augment,
         seed=settings.seed,
@@ -200,7 +200,9 @@ def _common_reading(subjects: Sequence[FrozenBackbone]) -> DecodeOptions:
     if len({preprocessing.channels for preprocessing in inputs}) > 1:
         channels = ", ".join(f"{subject.name} {subject.preprocessing.channels}" for subject in subjects)
         raise UserError(f"the models read different numbers of channels ({channels}): use separate calls.")
-    return reading_for([max(max(preprocessing.image_size) for preprocessing in inputs)], inputs[0].reading)
+    return decode_options_for_size(
+        [max(max(preprocessing.image_size) for preprocessing in inputs)], inputs[0].decode_options
+    )
 
 
 def _open_sets(
@@ -216,10 +218,10 @@ def _open_sets(
                 raise
             console.say(f"left out: {problem}")
             continue
-        for note in (*opened_data.images.notes, *depth_notes(opened_data.images, reading)):
+        for note in (*opened_data.images.notes, *bit_depth_notes(opened_data.images, reading)):
             console.say(f"note: {note}")
         counts = ", ".join(f"{images} {part}" for part, images in opened_data.counts().items())
-        console.say(f"{opened_data.name}: {counts}; {opened_data.how}")
+        console.say(f"{opened_data.name}: {counts}; {opened_data.split_description}")
         yield opened_data
 
 
@@ -227,8 +229,8 @@ def _leave_out_seen(data: EvaluationData, model: str, console: Console) -> Evalu
     run = find_run(model) or find_run_of_init(model)
     if run is None:
         return data
-    seen_labels = seen_with_labels(readable_history(run), Identities(data.images, streamed=True))
-    test_indices = data.parts["test"]
+    seen_labels = seen_with_labels(list_seen_images(run), Identities(data.images, streamed=True))
+    test_indices = data.split_positions["test"]
     unseen = test_indices[~seen_labels[test_indices]]
     if not len(unseen):
         require_unseen(model, run, data.images, test_indices)
@@ -237,7 +239,7 @@ def _leave_out_seen(data: EvaluationData, model: str, console: Console) -> Evalu
             f"note: left out {len(test_indices) - len(unseen)} of the {len(test_indices)} test images of {data.name}, "
             f"which {model}, or a run it started from, used for training or selection; {len(unseen)} remain"
         )
-    return replace(data, parts={**data.parts, "test": unseen})
+    return replace(data, split_positions={**data.split_positions, "test": unseen})
 
 
 def _report_seen(data: EvaluationData, models: Sequence[str], console: Console) -> dict[str, list[str]]:
@@ -245,7 +247,7 @@ def _report_seen(data: EvaluationData, models: Sequence[str], console: Console) 
 
     A UserError is raised if a model has seen the labels of test images.
     """
-    runs, test = {name: find_run(name) or find_run_of_init(name) for name in models}, data.parts["test"]
+    runs, test = {name: find_run(name) or find_run_of_init(name) for name in models}, data.split_positions["test"]
     for name, run in runs.items():
         require_unseen(name, run, data.images, test)
     sentences = {name: seen_unlabelled(run, data.images, test) for name, run in runs.items()}
@@ -298,7 +300,7 @@ def _draw_matches(
     If the matches cannot be drawn, `say` prints the reason, and the evaluation still succeeds.
     """
     try:
-        sample = balanced_sample(data.labels, data.parts["test"], MATCHED_IMAGES, options.seed)
+        sample = balanced_sample(data.labels, data.split_positions["test"], MATCHED_IMAGES, options.seed)
         views = product(sample, options.changes)
         pairs = [_matched_pair(subject, data, int(index), change, options.seed) for index, change in views]
         save_figure(folder / table.MATCHES_PICTURE, matches_sheet(pairs))
@@ -317,7 +319,7 @@ def _remove_matches(folder: Path) -> None:
 def _matched_pair(subject: FrozenBackbone, data: EvaluationData, index: int, change: Change, seed: int) -> MatchedPair:
     first, size = subject.preprocessing.transform(), subject.preprocessing.image_size
     views = [(first, 1), (second_view(change, first), 1)]
-    sample = ViewDataset(data.images, views, seed, labels=False, geometry=True)[SampleKey(0, index)]
+    sample = ViewDataset(data.images, views, seed, with_labels=False, with_geometry=True)[SampleKey(0, index)]
     first_image, second_image = (view.to(subject.device) for view in sample.views)
     picture, geometry = data.images.store.read(index), sample.geometry or []
     all_matches = match_images(subject.backbone.model, first_image, second_image, first_image[0].numel())

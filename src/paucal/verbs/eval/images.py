@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.channels.pixel_format import depth_notes
+from paucal.data.channels.pixel_format import bit_depth_notes
 from paucal.data.decode import DEFAULT_DECODE_OPTIONS, DecodeOptions
 from paucal.data.images import ImageSet
 from paucal.data.splits.split import PARTS, Split, held_out_part
@@ -19,17 +19,17 @@ from paucal.evaluation.protocols.data import (
     evaluation_data,
     find_voc2007,
     is_voc2007,
-    limit,
+    limit_split_sizes,
     open_voc2007,
     with_parts,
 )
 from paucal.evaluation.protocols.table import FOLDER
-from paucal.evaluation.seen_images import Identities, LearnedImages, readable_history
+from paucal.evaluation.seen_images import Identities, SeenImages, list_seen_images
 from paucal.models.named import find_run
 from paucal.models.tasks import SEGMENTATION, task_of
 from paucal.reading import expand_user_path
 from paucal.runner.console import Console
-from paucal.runner.images import load_images, open_again, open_undecoded, pin_data
+from paucal.runner.images import load_images, open_again, open_undecoded, with_absolute_data_paths
 from paucal.runner.outputs import check_results
 from paucal.runs import RunFolder, open_model_folder
 from paucal.settings.shared import LabelledDataSettings
@@ -59,7 +59,7 @@ class ChosenImages:
 
 def print_notes(console: Console, images: ImageSet, reading: DecodeOptions, chosen: ChosenImages) -> None:
     """Print notes on the chosen images, in addition to the notes that were printed when the set was opened."""
-    for note in (*depth_notes(images, reading), *chosen.notes):
+    for note in (*bit_depth_notes(images, reading), *chosen.notes):
         console.say(f"note: {note}")
 
 
@@ -80,7 +80,7 @@ def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: st
         split = read_split(run.split, images)
         advice = f"{run.path} has no {run_part} images: choose another --part, or give DATA."
         return _require_images(ChosenImages(split.indices(run_part), groups=split.groups), advice)
-    identities, history = Identities(images, streamed=True), readable_history(run)
+    identities, history = Identities(images, streamed=True), list_seen_images(run)
     if (parts := splits_in_run(history, identities)) is not None:
         chosen = ChosenImages(np.flatnonzero(parts == run_part))
         counts = ", ".join(f"{int((parts == name).sum())} {name}" for name in dict.fromkeys(("train", "val", TEST)))
@@ -97,7 +97,7 @@ def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: st
     )
 
 
-def splits_in_run(history: Sequence[LearnedImages], identities: Identities) -> NDArray[np.str_] | None:
+def splits_in_run(history: Sequence[SeenImages], identities: Identities) -> NDArray[np.str_] | None:
     """Return the (N,) splits that a run assigns to the images; None unless all images belong to the run."""
     if not history or not history[0].labelled or not len(identities.images):
         return None
@@ -105,7 +105,7 @@ def splits_in_run(history: Sequence[LearnedImages], identities: Identities) -> N
     return parts if (parts != "").all() else None
 
 
-def seen_with_labels(history: Sequence[LearnedImages], identities: Identities) -> NDArray[np.bool_]:
+def seen_with_labels(history: Sequence[SeenImages], identities: Identities) -> NDArray[np.bool_]:
     """Return an (N,) mask of the images whose labels were used to train or select any of the runs in `history`."""
     is_seen = np.zeros(len(identities.images), dtype=bool)
     for learned in history:
@@ -118,7 +118,7 @@ def is_data_of_run(run: RunFolder, target: str, settings: LabelledDataSettings) 
     """Return whether DATA is the data that a run was trained on, opened with the same settings."""
     if not run.config.is_file():
         return False
-    run_settings, pinned = run.settings, pin_data(replace(settings, data=target))
+    run_settings, pinned = run.settings, with_absolute_data_paths(replace(settings, data=target))
     has_same_opening = all(getattr(pinned, name) in (None, run_settings.get(name)) for name in OPENING_SETTINGS)
     return run_settings.get("data") == pinned.data and has_same_opening
 
@@ -129,17 +129,17 @@ def _declared_positions(images: ImageSet, part: str | None, target: str) -> NDAr
     If `part` is "test" or None, return the positions of the images that are declared as held out. If there are no such
     images, return all positions if `part` is None, and raise a UserError if `part` is "test".
     """
-    declared, held_out = np.asarray(images.declared, dtype="<U6"), held_out_part(images.declared)
+    declared, held_out = np.asarray(images.declared_splits, dtype="<U6"), held_out_part(images.declared_splits)
     declared_part = held_out if part in (None, TEST) else part
     if part is not None and not (declared == (declared_part or TEST)).any():
-        existing = ", ".join(sorted(set(images.declared) - {""})) or "no splits"
+        existing = ", ".join(sorted(set(images.declared_splits) - {""})) or "no splits"
         raise UserError(f"--part {part}: {target} has {existing}: remove --part, or give an existing split.")
     return np.flatnonzero(declared == declared_part) if declared_part else np.arange(len(images))
 
 
 def _seen_notes(
     run: RunFolder,
-    history: Sequence[LearnedImages],
+    history: Sequence[SeenImages],
     identities: Identities,
     candidates: NDArray[np.int64],
     is_seen: NDArray[np.bool_],
@@ -200,11 +200,11 @@ def open_data(
             split = split or with_parts(images, settings.seed, settings.val_fraction, settings.test_fraction)
             data = evaluation_data(images, split, settings.metric)
     if settings.max_images is not None:
-        data = limit(data, settings.max_images, settings.seed)
+        data = limit_split_sizes(data, settings.max_images, settings.seed)
     return data
 
 
-def find_data(settings: OpeningSettings) -> ImageSet:
+def open_image_set(settings: OpeningSettings) -> ImageSet:
     """Open a data set without reading its pixels."""
     folder = _voc_folder(settings.data, settings)
     return open_undecoded(settings) if folder is None else open_voc2007(folder).images
@@ -231,16 +231,18 @@ def _splits_of_run(run: RunFolder, images: ImageSet, target: str | None) -> Spli
         return None
     if target is None:
         return read_split(run.split, images)
-    parts = splits_in_run(readable_history(run), Identities(images, streamed=True))
+    parts = splits_in_run(list_seen_images(run), Identities(images, streamed=True))
     if parts is None or not {"train", "test"} <= set(parts.tolist()):
         return None
     return Split(parts, f"splits of {run.path}")
 
 
-def check_result_folders(model: str, data: Sequence[str], settings: EvalSettings, more: Sequence[str] = ()) -> None:
+def check_result_folders(
+    model: str, data: Sequence[str], settings: EvalSettings, extra_files: Sequence[str] = ()
+) -> None:
     """Raise a UserError if results cannot be written to their folders; called before any computation.
 
-    `more` has the names of further result files; see `check_results`.
+    `extra_files` has the names of further result files; see `check_results`.
     """
     frozen = any(name != "classification" for name in settings.protocols)
     folders = [table_folder(model, settings)] if frozen else []
@@ -252,7 +254,7 @@ def check_result_folders(model: str, data: Sequence[str], settings: EvalSettings
             images = {"DATA": run_settings.get("data")}
     for target in data or [None]:
         for path in folders:
-            check_results(path, images if target is None else {"DATA": target}, settings.data_root, more)
+            check_results(path, images if target is None else {"DATA": target}, settings.data_root, extra_files)
 
 
 def table_folder(model: str, settings: EvalSettings) -> Path:

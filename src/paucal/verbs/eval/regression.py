@@ -66,7 +66,7 @@ def evaluate_regressor(model: str, data: Sequence[str], settings: EvalSettings, 
         all_images = _open_images(run, target, settings, regressor, console)
         images, targets = read_targets(all_images, card_of(regressor).target, fewest=2)
         selection = choose_images(run, images, settings.part, target)
-        print_notes(console, images, regressor.card.preprocessing.reading, selection)
+        print_notes(console, images, regressor.card.preprocessing.decode_options, selection)
         preprocess, indices = regressor.card.preprocessing, np.asarray(selection.positions, dtype=np.int64)
         batch_size = inference_batch_size(preprocess.image_size, settings.device, settings.batch_size)
         loader = make_eval_loader(images, indices, preprocess.transform(), batch_size, settings.workers)
@@ -96,4 +96,4 @@ def _open_images(
         target = str(run_settings.get("data", ""))
     data_settings = replace(LabelledDataSettings(data=target), **opening_settings)
     with console.progress("reading images") as advance:
-        return load_images(data_settings, advance, labelled=False, reading=model.card.preprocessing.reading)
+        return load_images(data_settings, advance, labelled=False, reading=model.card.preprocessing.decode_options)

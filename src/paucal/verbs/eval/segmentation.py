@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paucal.data.label_kinds import name_other_kinds
+from paucal.data.label_kinds import report_other_label_kinds
 from paucal.data.masks.coding import NamedClasses
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
@@ -80,7 +80,7 @@ def evaluate_segmenter(model: str, data: Sequence[str], settings: EvalSettings, 
         else:
             masked_set = _open_masked(target, network, settings, run_settings.ignore, console)
         selection = choose_images(run, masked_set.images, settings.part, target)
-        print_notes(console, masked_set.images, network.reading, selection)
+        print_notes(console, masked_set.images, network.decode_options, selection)
         folder = report_folder(run, target, data, settings)
         results.append(_evaluate_set(network, masked_set, selection, folder, run_settings, console))
     return results
@@ -98,14 +98,16 @@ def _open_masked(
     target: str, model: SegmentationModel, settings: EvalSettings, ignore: list[int] | None, console: Console
 ) -> SegmentationData:
     """Open images with masks from outside the run; mask values must have the same meaning as in training."""
-    with name_other_kinds(Path(target), "segment"):
+    with report_other_label_kinds(Path(target), "segment"):
         pairs = find_pairs(Path(target))
     with console.progress("reading images") as advance:
-        images = decode_images(images_of_pairs(pairs, target), settings, model.reading, advance)
+        images = decode_images(images_of_pairs(pairs, target), settings, model.decode_options, advance)
     with console.progress("reading masks") as advance:
         named_classes = NamedClasses(model.card.classes)
         coding = model.card.coding
-        masked = read_masks(images, pairs, ignore=ignore, named_classes=named_classes, report=advance, coding=coding)
+        masked = read_masks(
+            images, pairs, ignore=ignore, named_classes=named_classes, report_progress=advance, coding=coding
+        )
     for note in (*masked.images.notes, *masked.describe_findings()):
         console.say(f"note: {note}")
     split = Split(np.full(len(masked.images), "test", dtype="<U6"), "all images are test images")

@@ -23,7 +23,7 @@ from paucal.explain.figures.attention import (
 from paucal.models.named import open_named
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
-from paucal.verbs.explain.inputs import ExplainInput, stack_views, stem, view_of
+from paucal.verbs.explain.inputs import ExplainInput, convert_model_input, file_stem, stack_views
 from paucal.verbs.explain.settings import PATCH_POSITION, ExplainSettings
 from paucal.writing import csv_text
 
@@ -61,7 +61,7 @@ def rollout_view(model: TrainedModel, image: ExplainInput, settings: ExplainSett
 def features_figures(model: TrainedModel, batch: Sequence[ExplainInput]) -> Iterator[tuple[str, Figure]]:
     """Draw the last feature maps of images, with the same colour for similar features in all images."""
     for image, colours in zip(batch, feature_colours(model.module, stack_views(batch, model)).cpu(), strict=True):
-        yield f"{stem(image.name)}_features", features_figure(image.picture, colours)
+        yield f"{file_stem(image.name)}_features", features_figure(image.picture, colours)
 
 
 def head_tokens_view(model: TrainedModel, image: ExplainInput, settings: ExplainSettings) -> dict[str, Figure]:
@@ -126,21 +126,21 @@ def _parse_tokens(names: list[str] | None, layer: AttentionMap) -> list[Token]:
     return [(int(cell[1]), int(cell[2])) if cell else name for cell, name in zip(cells, names, strict=True)]
 
 
-class Entropies:
+class EntropyAccumulator:
     """Mean entropies of the attention of all heads over a set of images, accumulated batch by batch.
 
     Args:
         model: Model for which the images were preprocessed.
-        against: Names of other models. Each gets the same parts of the images, resized to its own input size.
+        compared_models: Names of other models. Each gets the same parts of the images, resized to its own input size.
         device: Device of the other models.
 
     Attributes:
         images: Number of images added so far.
     """
 
-    def __init__(self, model: TrainedModel, against: Sequence[str], device: str) -> None:
+    def __init__(self, model: TrainedModel, compared_models: Sequence[str], device: str) -> None:
         self.models = {model.card.backbone.name: model}
-        for name in against:
+        for name in compared_models:
             unique_name, number = name, 2
             while unique_name in self.models:
                 unique_name, number = f"{name} ({number})", number + 1
@@ -154,7 +154,7 @@ class Entropies:
         """Add the entropies for a batch of images."""
         images = stack_views(batch, self._first)
         for name, model in self.models.items():
-            inputs, totals = view_of(images, self._first, model), self._sums[name]
+            inputs, totals = convert_model_input(images, self._first, model), self._sums[name]
             for layer, bits in entropy_over(model.module, [inputs]).items():
                 totals[layer] = totals.get(layer, 0) + bits.cpu() * len(batch)
             if name not in self._uniform_bits:

@@ -30,7 +30,7 @@ from paucal.runs import open_model_folder
 from paucal.runs.weights import load_checkpoint
 from paucal.tasks.classification.finishing import LOSS_COLUMN
 from paucal.types import UserError
-from paucal.verbs.explain.inputs import ExplainInput, stack_views, stem, view_of
+from paucal.verbs.explain.inputs import ExplainInput, convert_model_input, file_stem, stack_views
 from paucal.verbs.explain.settings import PATCH_POSITION
 from paucal.wording import first_line
 
@@ -97,7 +97,7 @@ def localization_figures(
     if patch[0] >= rows or patch[1] >= columns:
         raise UserError(f"--token: the patch {patch} lies outside the grid of {rows}x{columns} patches: count from 0.")
     corner = (0, 0) if patch != (0, 0) else (rows - 1, columns - 1)
-    yield f"{stem(image.name)}_localization", offsets_figure(image.picture, view, corner, patch)
+    yield f"{file_stem(image.name)}_localization", offsets_figure(image.picture, view, corner, patch)
 
 
 def _offsets_in_patches(outputs: tuple[Tensor, Tensor], options: DrLocOptions, size: tuple[int, int]) -> Tensor:
@@ -122,7 +122,7 @@ def _offsets_in_patches(outputs: tuple[Tensor, Tensor], options: DrLocOptions, s
     return torch.stack(values, 1)
 
 
-class TokenViews:
+class PatchClassifiers:
     """Classifies every patch of an image with one or several models, as token labeling does with its teacher.
 
     Args:
@@ -144,25 +144,25 @@ class TokenViews:
 
     @torch.no_grad()
     def _token_probabilities(self, model: TrainedModel, dense: DenseTeacher, image: ExplainInput) -> Tensor:
-        maps, _ = dense(view_of(image.view[None], self._model, model))
+        maps, _ = dense(convert_model_input(image.view[None], self._model, model))
         order = [model.classes.index(name) for name in self.classes]
         logits = maps[0].float()
         return (logits.sigmoid() if model.card.is_multi_label else logits.softmax(0))[order].cpu()
 
 
-def open_token_views(model: TrainedModel, teacher: str | None, device: str) -> TokenViews:
+def open_patch_classifiers(model: TrainedModel, teacher: str | None, device: str) -> PatchClassifiers:
     """Return the views of a model's predictions for patches, beside those of the teacher if `teacher` is given."""
     model.require_classifier()
     if teacher is None:
-        return TokenViews([("predicted classes of the patches", model)])
+        return PatchClassifiers([("predicted classes of the patches", model)])
     other = open_named(teacher, device, setting="--teacher").require_classifier()
     missing = [name for name in model.classes if name not in other.classes]
     if missing:
         raise UserError(f"--teacher: {teacher} lacks the class {missing[0]!r} of the model: give another teacher.")
-    return TokenViews([("teacher", other), ("student", model)])
+    return PatchClassifiers([("teacher", other), ("student", model)])
 
 
-def correct_mirror_matches(matches: Correspondence) -> Tensor:
+def mirror_match_mask(matches: Correspondence) -> Tensor:
     """Return an (N,) mask of the correct matches among N matches between an image and its mirror image."""
     truth = torch.stack((matches.first[:, 0], matches.grids[0][1] - 1 - matches.first[:, 1]), 1)
     return (matches.second == truth).all(1)
@@ -175,9 +175,9 @@ def matches_figures(model: TrainedModel, pair: list[ExplainInput]) -> Iterator[t
     second = pair[1] if len(pair) == 2 else mirrored
     inputs = stack_views([first, second], model)
     matches = match_images(model.module, inputs[0], inputs[1])
-    is_correct = correct_mirror_matches(matches) if len(pair) == 1 else None
+    is_correct = mirror_match_mask(matches) if len(pair) == 1 else None
     correct_text = "" if is_correct is None else f": {int(is_correct.sum())} of {len(is_correct)} correct"
     figure = matches_figure(
         (first.picture, second.picture), matches, (first.name, f"{second.name}{correct_text}"), is_correct
     )
-    yield f"{stem(first.name)}_matches", figure
+    yield f"{file_stem(first.name)}_matches", figure

@@ -32,7 +32,7 @@ def read_images(
     sources: Sequence[str | ImageInMemory], model: TrainedModel, on_bad: str, console: Console
 ) -> tuple[int, Iterator[ExplainInput]]:
     """Return an upper bound on the number of images, and an iterator that reads one image at a time."""
-    reading = model.card.preprocessing.reading
+    reading = model.card.preprocessing.decode_options
     image_sets = open_sources(sources, console, reading)
     return sum(map(len, image_sets)), _as_inputs(read_all(image_sets, reading, on_bad, console), model)
 
@@ -49,7 +49,7 @@ def _as_inputs(pictures: Iterator[tuple[str | None, Image.Image]], model: Traine
 
 def prepare_input(name: str, picture: Image.Image, preprocessing: Preprocessing) -> ExplainInput:
     """Preprocess an image as model input."""
-    upright = convert_image(picture, preprocessing.reading)
+    upright = convert_image(picture, preprocessing.decode_options)
     view, geometry = preprocessing.transform()(upright)
     return ExplainInput(name, visible_region(upright, geometry, preprocessing.image_size), view)
 
@@ -59,10 +59,10 @@ def stack_views(batch: Sequence[ExplainInput], model: TrainedModel) -> Tensor:
     return torch.stack([image.view for image in batch]).to(model.device)
 
 
-def view_of(images: Tensor, model: TrainedModel, other: TrainedModel) -> Tensor:
-    """Convert (B, 3, H, W) inputs of `model` to the normalisation and input size of the model `other`."""
-    old_input, new_input = model.card.preprocessing, other.card.preprocessing
-    images = images.to(other.device)
+def convert_model_input(images: Tensor, model: TrainedModel, target_model: TrainedModel) -> Tensor:
+    """Convert (B, 3, H, W) inputs of `model` to the normalisation and input size of the model `target_model`."""
+    old_input, new_input = model.card.preprocessing, target_model.card.preprocessing
+    images = images.to(target_model.device)
     if (old_input.mean, old_input.std) != (new_input.mean, new_input.std):
         mean, std, new_mean, new_std = (
             images.new_tensor(values).view(1, -1, 1, 1)
@@ -74,6 +74,6 @@ def view_of(images: Tensor, model: TrainedModel, other: TrainedModel) -> Tensor:
     return images
 
 
-def stem(name: str) -> str:
+def file_stem(name: str) -> str:
     """Return an image's name without its suffix; the file names of the image's figures begin with this stem."""
     return Path(name).stem or name

@@ -22,12 +22,12 @@ from paucal.runner.memory_check import check_batch_memory
 from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError
-from paucal.verbs.explain.attention import SINGLE_IMAGE_VIEWS, Entropies, features_figures
+from paucal.verbs.explain.attention import SINGLE_IMAGE_VIEWS, EntropyAccumulator, features_figures
 from paucal.verbs.explain.attribution import choose_method, class_numbers, explain_batch
-from paucal.verbs.explain.cells import localization_figures, matches_figures, open_localizer, open_token_views
-from paucal.verbs.explain.inputs import ExplainInput, read_images, stem
+from paucal.verbs.explain.cells import localization_figures, matches_figures, open_localizer, open_patch_classifiers
+from paucal.verbs.explain.inputs import ExplainInput, file_stem, read_images
 from paucal.verbs.explain.settings import VIEWS, ExplainSettings, require_used_settings
-from paucal.verbs.explain.writing import Pictures, choose_output_folder
+from paucal.verbs.explain.writing import FigureWriter, choose_output_folder
 from paucal.wording import counted, did_you_mean
 
 Source = str | os.PathLike[str] | Image.Image
@@ -101,7 +101,7 @@ def explain_all(
     drawer = _Drawer(name, model, views, method, settings)
     count, images = read_images(sources, model, settings.on_bad_image, console)
     check_batch_memory(min(settings.batch_size, count), model.card.preprocessing.image_size)
-    pictures = Pictures(choose_output_folder(settings.output, sources), settings.format)
+    pictures = FigureWriter(choose_output_folder(settings.output, sources), settings.format)
     console.say(f"{counted(count, 'image')}, {', '.join(views)}; the figures are written to {pictures.folder}")
     with console.progress("explaining") as advance:
         n_drawn = 0
@@ -155,8 +155,10 @@ class _Drawer:
         if set(views) & NEEDS_ATTENTION:
             require_attention(model.module)
         self._localizer = open_localizer(name, model) if "localization" in views else None
-        self._token_views = open_token_views(model, settings.teacher, settings.device) if "tokens" in views else None
-        self.entropies = Entropies(model, settings.against, settings.device) if "entropy" in views else None
+        self._token_views = (
+            open_patch_classifiers(model, settings.teacher, settings.device) if "tokens" in views else None
+        )
+        self.entropies = EntropyAccumulator(model, settings.against, settings.device) if "entropy" in views else None
         self._sheet: list[AttributedImage] = []
 
     def draw_batch(self, batch: list[ExplainInput]) -> Iterator[tuple[str, Figure]]:
@@ -166,7 +168,7 @@ class _Drawer:
             method, numbers = METHODS[self._method], class_numbers(model, settings.explain_class)
             for explained in explain_batch(model, batch, self._method, numbers, settings.top):
                 figure = attribution_figure(explained, method.title, method.is_class_specific)
-                yield f"{stem(explained.name)}_attribution", figure
+                yield f"{file_stem(explained.name)}_attribution", figure
                 self._sheet.append(explained)
         if "features" in self._views:
             yield from features_figures(model, batch)
@@ -181,11 +183,11 @@ class _Drawer:
         for view in self._views:
             if view in SINGLE_IMAGE_VIEWS:
                 for label, figure in SINGLE_IMAGE_VIEWS[view](self._model, image, self._settings).items():
-                    yield f"{stem(image.name)}_{label}", figure
+                    yield f"{file_stem(image.name)}_{label}", figure
         if self._localizer is not None:
             yield from localization_figures(self._localizer, self._model, image, self._settings.token)
         if self._token_views is not None:
-            yield f"{stem(image.name)}_tokens", self._token_views.figure(image)
+            yield f"{file_stem(image.name)}_tokens", self._token_views.figure(image)
 
     def draw_all(self) -> Iterator[tuple[str, Figure]]:
         """Yield (name, figure) for each figure that shows all images together."""

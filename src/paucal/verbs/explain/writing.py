@@ -38,7 +38,7 @@ def choose_output_folder(output: str | None, sources: Sequence[Any], default: Pa
     return path
 
 
-class Pictures:
+class FigureWriter:
     """Writes figures into a folder.
 
     Attributes:

@@ -33,7 +33,7 @@ from paucal.verbs.export.graphs import (
 )
 from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.students import Student, build_untrained, possible_students, train_student
-from paucal.verbs.export.subjects import ClassifierSubject, DetectorSubject, Subject
+from paucal.verbs.export.subjects import ExportableClassifier, ExportableDetector, Subject
 from paucal.wording import percent
 
 STUDENT_FOLDER = "student"  # name of the folder of the smaller model's run
@@ -136,7 +136,7 @@ def formats_to_fit(settings: ExportSettings, subject: Subject) -> list[str]:
     if settings.format is not None:
         formats: list[str] = [*settings.format]
     else:
-        any_size = isinstance(subject, DetectorSubject) or settings.with_preprocessing
+        any_size = isinstance(subject, ExportableDetector) or settings.with_preprocessing
         entries = {name: entry for name, entry in GRAPHS.items() if entry.quantise and entry.installed}
         formats = [name for name, entry in entries.items() if not any_size or entry.pixels is None] or ["onnx"]
     for name in formats:
@@ -157,7 +157,7 @@ def find_best_file(
     """
     candidates = list(_write_files(subject, formats, settings, work / "own", console))
     best = _keep_best(candidates, subject, limits, settings, console)
-    if best is None and type(subject) is ClassifierSubject and not subject.card.is_multi_label:
+    if best is None and type(subject) is ExportableClassifier and not subject.card.is_multi_label:
         if has_images(subject):
             console.say(f"no file of the run's model is within {limits}: looking for a smaller model to distil it into")
             student_files = list(_measure_students(subject, formats, limits, settings, work, console))
@@ -220,7 +220,7 @@ def _write_files(
 
 
 def _measure_students(
-    teacher: ClassifierSubject,
+    teacher: ExportableClassifier,
     formats: Sequence[str],
     limits: Limits,
     settings: ExportSettings,
@@ -272,7 +272,7 @@ def _fits_with_margin(limits: Limits, files: Sequence[Candidate]) -> bool:
 
 def _list_files(subject: Subject, formats: Sequence[str], settings: ExportSettings) -> list[tuple[str, bool]]:
     """Return (format, whether the file is an 8-bit file) for each file to write, full-precision files first."""
-    has_int8_files = not settings.with_preprocessing and not isinstance(subject, DetectorSubject)
+    has_int8_files = not settings.with_preprocessing and not isinstance(subject, ExportableDetector)
     int8_files = [(name, True) for name in formats if has_int8_files and GRAPHS[name].quantise]
     return [*((name, False) for name in formats), *int8_files]
 

@@ -31,7 +31,7 @@ from paucal.verbs.explain.writing import choose_output_folder
 from paucal.verbs.export.fitting import STUDENT_FOLDER, Limits, find_best_file, formats_to_fit, parse_limits
 from paucal.verbs.export.graphs import GraphWriter, file_name, staging_folder
 from paucal.verbs.export.settings import ExportSettings
-from paucal.verbs.export.subjects import ClassifierSubject, DetectorSubject, Subject, open_subject
+from paucal.verbs.export.subjects import ExportableClassifier, ExportableDetector, Subject, open_exportable_model
 from paucal.verbs.export.timm_files import find_hub_files, write_timm_files
 from paucal.writing import write_text
 
@@ -95,7 +95,7 @@ def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
     """Write the requested formats, or the best file within limits; see `export_model`."""
     check_ranges(settings)
     folder = open_model_folder(run)
-    subject = open_subject(folder, console, settings.mirror)
+    subject = open_exportable_model(folder, console, settings.mirror)
     if (limits := parse_limits(settings)) is not None:
         return _export_within_limits(folder, subject, limits, settings, console)
     return _export_formats(folder, subject, settings, console)
@@ -112,7 +112,7 @@ def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSetting
     output = choose_output_folder(settings.output, [settings.data], DEFAULT_FOLDER)
     paths, comparisons, refusals = _write_graphs(output, subject, graphs, settings, console)
     timm_files: list[Path] = []
-    if {"safetensors", "hub"} & set(formats) and isinstance(subject, ClassifierSubject):
+    if {"safetensors", "hub"} & set(formats) and isinstance(subject, ExportableClassifier):
         timm_files = write_timm_files(output, folder, subject, settings, "hub" in formats)
         paths += timm_files
     if comparisons:
@@ -144,7 +144,7 @@ def _find_finished_export(
     run: RunFolder, subject: Subject, graphs: Sequence[tuple[str, bool]], settings: ExportSettings
 ) -> list[Path]:
     """Return the files to upload if `--output` has all files of this export already, and [] otherwise."""
-    if settings.output is None or not isinstance(subject, ClassifierSubject):
+    if settings.output is None or not isinstance(subject, ExportableClassifier):
         return []
     output = expand_user_path(settings.output)
     has_graphs = all((output / file_name(name, int8)).exists() for name, int8 in graphs)
@@ -198,7 +198,7 @@ def _choose_formats(settings: ExportSettings, subject: Subject) -> Sequence[str]
     if settings.format is not None:
         formats: Sequence[str] = list(dict.fromkeys(settings.format))
     else:
-        has_weights = subject.unit == ClassifierSubject.unit and not settings.mirror
+        has_weights = subject.unit == ExportableClassifier.unit and not settings.mirror
         default_formats = ("safetensors", "pt2", "onnx") if has_weights else ("pt2", "onnx")
         formats = [name for name in default_formats if name not in GRAPHS or GRAPHS[name].installed or settings.int8]
     if settings.mirror and (weights := {"safetensors", "hub"} & set(formats)):
@@ -234,14 +234,14 @@ def _check_settings(formats: Sequence[str], settings: ExportSettings) -> None:
 
 
 def _check_subject(formats: Sequence[str], settings: ExportSettings, subject: Subject) -> None:
-    if isinstance(subject, DetectorSubject) and settings.int8:
+    if isinstance(subject, ExportableDetector) and settings.int8:
         raise UserError("--int8 is for classifiers and segmenters, but this model is a detector: remove --int8.")
-    if isinstance(subject, DetectorSubject) and (fixed_size := _fixed_size_formats(formats)):
+    if isinstance(subject, ExportableDetector) and (fixed_size := _fixed_size_formats(formats)):
         raise UserError(
             f"--format {fixed_size[0]} has fixed sizes, but a detector's number of regions depends on the image: "
             "use --format onnx."
         )
-    if subject.unit != ClassifierSubject.unit:
+    if subject.unit != ExportableClassifier.unit:
         advice = {
             "html": ": use --format onnx",
             "hub": " that timm can build; this model can only be read by 'paucal.load'",
@@ -268,9 +268,9 @@ def _add_to_report(run: RunFolder, subject: Subject, comparisons: Mapping[str, C
     REPORT_WRITERS[subject.unit](run.path)
 
 
-def _write_record(output: Path, comparisons: Mapping[str, Comparison], **more: Any) -> Path:
+def _write_record(output: Path, comparisons: Mapping[str, Comparison], **extra_fields: Any) -> Path:
     versions = {name: version for name in RECORDED_PACKAGES if (version := installed_version(name)) is not None}
     entries = {name: asdict(entry) for name, entry in comparisons.items()}
-    text = json.dumps({"versions": versions, "comparisons": entries, **more}, indent=2)
+    text = json.dumps({"versions": versions, "comparisons": entries, **extra_fields}, indent=2)
     write_text(output / "export.json", text + "\n")
     return output / "export.json"

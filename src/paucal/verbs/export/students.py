@@ -18,7 +18,7 @@ from paucal.runner.life import Stopped, begin
 from paucal.runner.resuming import typed_settings
 from paucal.runs import RunFolder
 from paucal.tasks.classification.job import TrainingJob
-from paucal.verbs.export.subjects import ClassifierSubject
+from paucal.verbs.export.subjects import ExportableClassifier
 
 SIDES = (224, 192, 160, 128, 96, 64)  # sides in pixels of the square inputs of students
 UNTRAINED_STUDENT = "mobilenetv2_050"  # network with 0.7 M parameters that is trained from scratch
@@ -53,7 +53,7 @@ class _ProgressConsole(Console):
         """Print nothing."""
 
 
-def possible_students(teacher: ClassifierSubject) -> Iterator[Student]:
+def possible_students(teacher: ExportableClassifier) -> Iterator[Student]:
     """Yield students in order of preference.
 
     The smallest network with pretrained weights on this machine comes first, followed by a network without pretrained
@@ -69,7 +69,7 @@ def possible_students(teacher: ClassifierSubject) -> Iterator[Student]:
     yield from (Student(UNTRAINED_STUDENT, side, False) for side in SIDES if side <= max(longer_side, SIDES[-1]))
 
 
-def build_untrained(teacher: ClassifierSubject, student: Student, console: Console) -> ClassifierSubject:
+def build_untrained(teacher: ExportableClassifier, student: Student, console: Console) -> ExportableClassifier:
     """Return an untrained student, whose files have the same size and speed as the trained student's files."""
     teacher_card, size = teacher.card, (student.side, student.side)
     spec = BackboneSpec(student.name, len(teacher_card.classes), teacher_card.backbone.in_chans, size)
@@ -77,14 +77,14 @@ def build_untrained(teacher: ClassifierSubject, student: Student, console: Conso
         network = spec.build().model.eval()
     card = ModelCard(spec, teacher_card.classes, replace(teacher_card.preprocessing, image_size=size))
     model = TrainedModel(network, card, torch.device("cpu"))
-    subject = ClassifierSubject(teacher.run, console, teacher.mirror, model)
+    subject = ExportableClassifier(teacher.run, console, teacher.mirror, model)
     subject.images = teacher.images  # so that the run's images are opened only once
     return subject
 
 
 def train_student(
-    teacher: ClassifierSubject, student: Student, time: str, folder: Path, console: Console
-) -> ClassifierSubject:
+    teacher: ExportableClassifier, student: Student, time: str, folder: Path, console: Console
+) -> ExportableClassifier:
     """Train a student for a time such as "15m" on the run's images, their labels and the teacher's probabilities."""
     run_settings = teacher.run.settings
     image_settings = {name: run_settings[name] for name in IMAGE_SETTINGS if run_settings.get(name) is not None}
@@ -106,4 +106,4 @@ def train_student(
     )
     if isinstance(result, Stopped):
         raise KeyboardInterrupt
-    return ClassifierSubject(RunFolder(folder), console, teacher.mirror)
+    return ExportableClassifier(RunFolder(folder), console, teacher.mirror)

@@ -25,7 +25,7 @@ from paucal.runs import RunFolder
 from paucal.tasks.detection.images import open_boxed
 from paucal.tasks.detection.model import load_detector
 from paucal.tasks.detection.network.one_image import OneImageDetector
-from paucal.tasks.detection.views import evaluation_view, without_boxes
+from paucal.tasks.detection.views import make_empty_target, make_evaluation_transform
 from paucal.tasks.segmentation.images import open_segmentation_data
 from paucal.tasks.segmentation.model import load_segmenter
 from paucal.tasks.segmentation.settings import SegmentSettings
@@ -38,7 +38,7 @@ MAX_EQUAL_DEVIATION = 0.1
 ExportImages = tuple[ImageSet, Split, Callable[[int], Tensor] | None]
 
 
-class ClassifierSubject(Classifier):
+class ExportableClassifier(Classifier):
     """A classifier to export: the run's model, or `model` instead.
 
     With `mirror`, the predictions for an image and its mirror image are averaged.
@@ -52,7 +52,7 @@ class ClassifierSubject(Classifier):
         model = model or self.require(load_trained(run))
         self.model, self.mirror = model.mirrored() if mirror else model, mirror
         super().__init__(self.model)
-        self.run, self.console, self.reading = run, console, self.card.preprocessing.reading
+        self.run, self.console, self.reading = run, console, self.card.preprocessing.decode_options
 
     def require(self, model: TrainedModel) -> TrainedModel:
         """Return the model, or raise a UserError if it is not a classifier."""
@@ -75,13 +75,13 @@ class ClassifierSubject(Classifier):
         return images, read_split(self.run.split, images), label
 
 
-class RegressionSubject(ClassifierSubject):
-    """A regression model to export; see `ClassifierSubject` for the arguments."""
+class ExportableRegressor(ExportableClassifier):
+    """A regression model to export; see `ExportableClassifier` for the arguments."""
 
     unit = "numbers"
 
     def require(self, model: TrainedModel) -> TrainedModel:
-        """Return the model, whose task `open_subject` has checked."""
+        """Return the model, whose task `open_exportable_model` has checked."""
         return model
 
     def compare(self, original: Tensor, exported: Tensor, label: Tensor | None) -> Difference:
@@ -97,14 +97,14 @@ class RegressionSubject(ClassifierSubject):
         return images, split, None
 
 
-class SegmenterSubject:
+class ExportableSegmenter:
     """A segmentation network to export, which is applied to windows that cover the image."""
 
     unit = "pixels"
 
     def __init__(self, run: RunFolder, console: Console) -> None:
         model = load_segmenter(run)
-        self.run, self.console, self.card, self.reading = run, console, model.card, model.reading
+        self.run, self.console, self.card, self.reading = run, console, model.card, model.decode_options
         self.network = model.network.eval()
         self.options = replace(model.window_options(), batch=1, whole=False)
         self._statistics = Normalisation(model.card.preprocessing.mean, model.card.preprocessing.std)
@@ -144,7 +144,7 @@ class SegmenterSubject:
         return data.images, data.split, lambda row: torch.from_numpy(data.masks.read(row)).long()
 
 
-class DetectorSubject:
+class ExportableDetector:
     """A detector to export, which returns a table of the objects in an image."""
 
     unit = "objects"
@@ -153,8 +153,8 @@ class DetectorSubject:
         detector, card, _ = load_detector(run)
         self.run, self.console, self.card = run, console, card
         self.network = OneImageDetector(detector.eval())
-        self.reading = replace(card.preprocessing.reading, side=None)
-        self._view = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
+        self.reading = replace(card.preprocessing.decode_options, side=None)
+        self._view = make_evaluation_transform(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
 
     def graph(self, with_preprocessing: bool) -> Graph:
         """Return the graph to export, which maps an image of any size to a table of the objects in the image."""
@@ -169,7 +169,7 @@ class DetectorSubject:
 
     def prepare(self, image: Image.Image, with_preprocessing: bool) -> Tensor:
         """Return an image as `paucal predict` resizes and normalises it."""
-        view = self._view(tv_tensors.Image(image), without_boxes((image.height, image.width)))[0]
+        view = self._view(tv_tensors.Image(image), make_empty_target((image.height, image.width)))[0]
         return view.as_subclass(Tensor)[None]
 
     def predict(self, network: nn.Module, prepared: Tensor, with_preprocessing: bool) -> Tensor:
@@ -194,15 +194,15 @@ class DetectorSubject:
         return images, read_split(self.run.split, images), None
 
 
-Subject = ClassifierSubject | SegmenterSubject | DetectorSubject
-SUBJECTS = {SEGMENTATION: SegmenterSubject, DETECTION: DetectorSubject, REGRESSION: RegressionSubject}
+Subject = ExportableClassifier | ExportableSegmenter | ExportableDetector
+SUBJECTS = {SEGMENTATION: ExportableSegmenter, DETECTION: ExportableDetector, REGRESSION: ExportableRegressor}
 
 
-def open_subject(run: RunFolder, console: Console, mirror: bool = False) -> Subject:
-    """Load the model of a run for export; see `ClassifierSubject` for the arguments."""
+def open_exportable_model(run: RunFolder, console: Console, mirror: bool = False) -> Subject:
+    """Load the model of a run for export; see `ExportableClassifier` for the arguments."""
     task = task_of(run.path)
-    subject_type = SUBJECTS.get(task, ClassifierSubject)
-    if issubclass(subject_type, ClassifierSubject):
+    subject_type = SUBJECTS.get(task, ExportableClassifier)
+    if issubclass(subject_type, ExportableClassifier):
         return subject_type(run, console, mirror)
     if mirror:
         raise UserError(

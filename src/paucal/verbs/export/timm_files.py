@@ -15,13 +15,13 @@ from paucal.runner.starts import NONE
 from paucal.runs import RunFolder
 from paucal.runs.folder import PUBLISHED_WEIGHTS, iterate_ancestry
 from paucal.verbs.export.settings import ExportSettings
-from paucal.verbs.export.subjects import ClassifierSubject
+from paucal.verbs.export.subjects import ExportableClassifier
 
 NO_INITIAL_WEIGHTS = "none: the initial weights were random"  # shown in place of the licence of the initial weights
 
 
 def write_timm_files(
-    path: Path, run: RunFolder, subject: ClassifierSubject, settings: ExportSettings, for_hub: bool
+    path: Path, run: RunFolder, subject: ExportableClassifier, settings: ExportSettings, for_hub: bool
 ) -> list[Path]:
     """Write the files of `--format hub`, or of `--format safetensors` if not `for_hub`, and return their paths."""
     path.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ def write_timm_files(
     return write_timm_folder(path, network, card, page)
 
 
-def find_hub_files(path: Path, run: RunFolder, subject: ClassifierSubject, settings: ExportSettings) -> list[Path]:
+def find_hub_files(path: Path, run: RunFolder, subject: ExportableClassifier, settings: ExportSettings) -> list[Path]:
     """Return the files of `--format hub` in a folder; [] if any differs from the file that would be written now."""
     with TemporaryDirectory(prefix="paucal-export-") as temporary:
         names = [file.name for file in write_timm_files(Path(temporary), run, subject, settings, True)]

@@ -18,7 +18,7 @@ from paucal.data.classes import read_class_list
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader
 from paucal.data.maps.reader import LabelMaps
-from paucal.data.maps.store import MapFacts, MapWriter, content_hashes, require_maps_or_empty
+from paucal.data.maps.store import LabelMapMetadata, MapWriter, pixel_hashes, require_maps_or_empty
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import WholeImageTransform
 from paucal.evaluation.plots import save_figure
@@ -26,7 +26,7 @@ from paucal.evaluation.seen_images import keys_with_seen_labels
 from paucal.labeling import DenseTeacher, write_maps
 from paucal.labeling.map_figure import draw_label_maps
 from paucal.labeling.published_maps import MAX_CLASSES, find_maps, mean_over_positions, read_map, read_maps
-from paucal.labeling.teacher import TeacherCheck, check_teacher
+from paucal.labeling.teacher import TeacherAccuracy, check_teacher
 from paucal.models.named import find_named, open_named
 from paucal.reading import expand_user_path
 from paucal.runner.console import Console, RecordingConsole
@@ -78,8 +78,8 @@ class Labeled:
 
     folder: Path
     images: int
-    facts: MapFacts
-    check: TeacherCheck | None
+    facts: LabelMapMetadata
+    check: TeacherAccuracy | None
     said: tuple[str, ...] = ()
 
 
@@ -163,7 +163,7 @@ def label_images(images: ImageSet, settings: LabelSettings, output: Path, consol
     check_batch_memory(min(batch_size, len(images)), teacher.dense.backbone.image_size)
     trained_keys = frozenset() if teacher.run is None else keys_with_seen_labels(teacher.run, images)
     check = None
-    if images.labelled:
+    if images.has_single_labels:
         check = _test_teacher(images, teacher, trained_keys, device, batch_size)
         console.say(
             f"teacher: {teacher.name}; the teacher is correct for {percent(check.image_accuracy)} of "
@@ -173,7 +173,7 @@ def label_images(images: ImageSet, settings: LabelSettings, output: Path, consol
         require_accuracy(check, settings.min_accuracy, console)
     else:
         console.say(f"teacher: {teacher.name}; the images have no labels, so its accuracy is unknown")
-    facts = MapFacts(
+    facts = LabelMapMetadata(
         teacher.name,
         teacher.classes,
         teacher.dense.grid,
@@ -181,11 +181,11 @@ def label_images(images: ImageSet, settings: LabelSettings, output: Path, consol
         tuple(key for key in images.keys if key in trained_keys),
     )
     with console.progress("looking at images") as advance:
-        hashes = content_hashes(images, range(len(images)), advance)
+        hashes = pixel_hashes(images, range(len(images)), advance)
     on_gpu = device.type == "cuda"
     with writing_maps(output, console, "labeling") as advance:
         writer = MapWriter(output, facts, images.keys, hashes)
-        missing, workers = writer.missing, settings.workers
+        missing, workers = writer.missing_positions, settings.workers
         loader = make_eval_loader(images, missing, teacher.transform, batch_size, workers, pin_memory=on_gpu)
         write_maps(teacher.dense, writer, loader, facts.top, advance)  # type: ignore[arg-type]
     report_maps(facts, len(images), output, console)
@@ -218,7 +218,7 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
     return Teacher(name if run is None else str(run.path), dense, card.classes, transform, run)
 
 
-def report_maps(facts: MapFacts, count: int, output: Path, console: Console) -> None:
+def report_maps(facts: LabelMapMetadata, count: int, output: Path, console: Console) -> None:
     """Print the number of maps, their shape, size and folder."""
     console.say(
         f"{counted(count, 'map')} of {facts.grid[0]}x{facts.grid[1]} grid positions with {facts.top} of "
@@ -228,7 +228,7 @@ def report_maps(facts: MapFacts, count: int, output: Path, console: Console) -> 
 
 def _test_teacher(
     images: ImageSet, teacher: Teacher, trained_keys: Collection[str], device: torch.device, batch_size: int
-) -> TeacherCheck:
+) -> TeacherAccuracy:
     """Test a teacher on a sample of the images that it was not trained on; if it was trained on all, use all."""
     unknown = [name for name in images.classes if name not in set(teacher.classes)]
     if unknown:
@@ -248,7 +248,7 @@ def _sample_positions(count: int) -> NDArray[np.int64]:
     return np.linspace(0, count - 1, min(MAX_TESTED_IMAGES, count)).round().astype(np.int64)
 
 
-def require_accuracy(check: TeacherCheck, min_accuracy: float, console: Console) -> None:
+def require_accuracy(check: TeacherAccuracy, min_accuracy: float, console: Console) -> None:
     """Refuse maps less accurate than `min_accuracy`; print a note if whole images are classified far better."""
     if check.map_accuracy < min_accuracy:
         raise UserError(
@@ -283,7 +283,7 @@ def convert_published(
         raise UserError(f"published maps have 2 to {MAX_CLASSES} classes, but {len(names)} are named.")
     positions, files = find_maps(images, folder)
     labelled = images.select(positions)
-    check = _check_published_maps(labelled, files, names) if labelled.labelled else None
+    check = _check_published_maps(labelled, files, names) if labelled.has_single_labels else None
     if check is not None:
         console.say(
             f"maps: {folder}; the mean of a map is correct for {percent(check.map_accuracy)} of {check.images} "
@@ -291,12 +291,14 @@ def convert_published(
         )
         require_accuracy(check, min_accuracy, console)
     shape = read_map(files[0], len(names))[0].shape
-    facts = MapFacts(f"published maps in {folder.name}", names, (shape[1], shape[2]), shape[0], covered="square")
+    facts = LabelMapMetadata(
+        f"published maps in {folder.name}", names, (shape[1], shape[2]), shape[0], covered="square"
+    )
     with console.progress("looking at images") as advance:
-        hashes = content_hashes(labelled, range(len(labelled)), advance)
+        hashes = pixel_hashes(labelled, range(len(labelled)), advance)
     with writing_maps(output, console, "converting") as advance:
         writer = MapWriter(output, facts, labelled.keys, hashes)
-        missing = writer.missing
+        missing = writer.missing_positions
         for first, values, indices in read_maps([files[row] for row in missing], len(names), shape):
             writer.write(missing[first : first + len(values)].tolist(), values, indices)
             advance(len(writer) - len(missing) + first + len(values), len(writer))
@@ -304,7 +306,7 @@ def convert_published(
     return Labeled(output, len(files), facts, check)
 
 
-def _check_published_maps(images: ImageSet, files: Sequence[Path], names: tuple[str, ...]) -> TeacherCheck:
+def _check_published_maps(images: ImageSet, files: Sequence[Path], names: tuple[str, ...]) -> TeacherAccuracy:
     unknown = sorted(set(images.classes) - set(names))
     if unknown:
         raise UserError(
@@ -316,7 +318,7 @@ def _check_published_maps(images: ImageSet, files: Sequence[Path], names: tuple[
     for position in sample:
         logits = mean_over_positions(*read_map(files[position], len(names)), len(names))
         n_correct += int(logits.argmax()) == reordered.labels[position]
-    return TeacherCheck(len(sample), 0.0, n_correct / len(sample))
+    return TeacherAccuracy(len(sample), 0.0, n_correct / len(sample))
 
 
 @contextmanager

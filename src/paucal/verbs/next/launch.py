@@ -12,7 +12,7 @@ from paucal.data.checking.copies import find_copies
 from paucal.data.images import ImageSet, without_decoded_copies
 from paucal.data.label_kinds import LABEL_KINDS
 from paucal.data.sources.opening import open_images
-from paucal.evaluation.seen_images import Identities, training_history
+from paucal.evaluation.seen_images import Identities, iterate_seen_images
 from paucal.models.tasks import TRAINING_COMMANDS, task_of
 from paucal.reading import expand_user_path
 from paucal.runner.console import Console, RecordingConsole
@@ -29,7 +29,7 @@ from paucal.types import UserError
 from paucal.verbs.convert.launch import write_set
 from paucal.verbs.convert.writing import LAYOUTS
 from paucal.verbs.next.predictions import MODELS, Predictions
-from paucal.verbs.next.selection import Choice, choose_images
+from paucal.verbs.next.selection import ChosenImage, choose_images
 from paucal.verbs.next.settings import NextSettings
 from paucal.verbs.predict.writing import SHEET_FORMATS, sheet_writer
 from paucal.wording import counted
@@ -37,7 +37,7 @@ from paucal.writing import csv_text, write_atomically, write_text
 
 
 @dataclass(frozen=True)
-class ToLabel:
+class ImageToLabel:
     """An image that is worth labelling.
 
     Attributes:
@@ -65,7 +65,7 @@ class NextImages:
         said: Lines that the command line prints.
     """
 
-    rows: list[ToLabel]
+    rows: list[ImageToLabel]
     said: tuple[str, ...] = ()
 
 
@@ -135,7 +135,7 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
     else:
         labels = [";".join(item.labels or [obj.name for obj in item.objects]) for item in content.items]
     rows = [
-        ToLabel(
+        ImageToLabel(
             path_of_image(images, images.keys[choice.index]),
             label,
             round(float(predictions.unsure[choice.index]), 4),
@@ -184,7 +184,7 @@ def _unlabelled_images(images: ImageSet, source: str, settings: NextSettings, co
     """Return the images whose labels the run has not used, without copies of other images unless --copies is keep."""
     run = find_run_of_init(source)
     is_seen, identities = np.zeros(len(images), dtype=bool), Identities(images)
-    for learned in training_history(run):
+    for learned in iterate_seen_images(run):
         if learned.labelled:
             is_seen |= learned.parts_of(identities) != ""
     if is_seen.any():
@@ -221,7 +221,7 @@ def _images_of(run: RunFolder | None, unlabelled: ImageSet, console: Console) ->
     return None if images.stream is not None else images
 
 
-def describe_choice(predictions: Predictions, choice: Choice) -> str:
+def describe_choice(predictions: Predictions, choice: ChosenImage) -> str:
     """Return a text with the prediction for a chosen image and the reason for choosing the image."""
     phrases = [predictions.descriptions[choice.index]]
     if choice.is_random:
@@ -233,7 +233,7 @@ def describe_choice(predictions: Predictions, choice: Choice) -> str:
     return "; ".join(phrases)
 
 
-def _print_summary(settings: NextSettings, rows: Sequence[ToLabel], console: Console) -> None:
+def _print_summary(settings: NextSettings, rows: Sequence[ImageToLabel], console: Console) -> None:
     n_random = sum(row.by == "random" for row in rows)
     random_text = f", {n_random} of them at random" if n_random else ""
     console.say(

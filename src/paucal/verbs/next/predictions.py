@@ -22,7 +22,7 @@ from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.model import load_detector
 from paucal.tasks.detection.pictures import MIN_SHOWN_SCORE
 from paucal.tasks.segmentation.model import load_segmenter
-from paucal.verbs.convert.content import Content, Item, Kind, number_classes, with_file_names
+from paucal.verbs.convert.content import Kind, LabelledImage, LabelledSet, number_classes, with_file_names
 from paucal.verbs.next.selection import margin_uncertainty
 from paucal.verbs.predict.answers import predict_batches
 from paucal.verbs.predict.detection import detect_image
@@ -45,7 +45,7 @@ class Predictions:
     # The two most probable classes of each image, with probabilities; empty unless the task is classification.
     likeliest: list[list[tuple[str, float]]]
     # Function that returns a data set of the images at given positions, with predictions as labels.
-    draft_labels: Callable[[NDArray[np.int64]], Content]
+    draft_labels: Callable[[NDArray[np.int64]], LabelledSet]
 
 
 class Classifier:
@@ -54,7 +54,7 @@ class Classifier:
     def __init__(self, source: str, device: str) -> None:
         self.source = source
         self.model: TrainedModel = load_model(source, device).require_classifier()
-        self.reading = self.model.card.preprocessing.reading
+        self.reading = self.model.card.preprocessing.decode_options
 
     def predict(self, images: ImageSet, console: Console) -> Predictions:
         """Predict the classes of N images; the features are the input of the final linear classifier."""
@@ -80,13 +80,15 @@ class Classifier:
 
     def _predicted_content(
         self, images: ImageSet, indices: NDArray[np.int64], labels: list[tuple[str, ...]], shares: Tensor
-    ) -> Content:
+    ) -> LabelledSet:
         selected, classes = images.select(indices), self.model.classes
         if self.model.card.is_multi_label:
             rows = np.asarray([[name in image_labels for name in classes] for image_labels in labels], dtype=np.int8)
             selected = replace(selected, classes=classes, multi_hot=rows.reshape(len(selected), len(classes)))
         scores = shares[torch.from_numpy(indices)].amax(1).tolist()
-        items = [Item(n, "", "", labels=image_labels, score=scores[n]) for n, image_labels in enumerate(labels)]
+        items = [
+            LabelledImage(n, "", "", labels=image_labels, score=scores[n]) for n, image_labels in enumerate(labels)
+        ]
         return _named_content("train", replace(selected, classes=classes), items, self.source)
 
 
@@ -96,7 +98,7 @@ class DetectorModel:
     def __init__(self, source: str, device: str) -> None:
         self.source = source
         self.detector, self.card, self.device = load_detector(source, device)
-        self.reading = replace(self.card.preprocessing.reading, side=None)
+        self.reading = replace(self.card.preprocessing.decode_options, side=None)
 
     def predict(self, images: ImageSet, console: Console) -> Predictions:
         """Detect objects in N images; the features are the spatial mean of the backbone's last feature map."""
@@ -106,7 +108,7 @@ class DetectorModel:
             features = []
             for index, key in enumerate(images.keys):
                 objects = detect_image(self.detector, self.card, key, images.store.read(index), self.device)
-                all_detections.append(objects.found)
+                all_detections.append(objects.detections)
                 sizes.append(objects.size)
                 features.append(take_features())
                 advance(index + 1, len(images))
@@ -114,7 +116,7 @@ class DetectorModel:
         stacked = torch.stack(features)
         descriptions = [self._describe(detections) for detections in all_detections]
 
-        def content(indices: NDArray[np.int64]) -> Content:
+        def content(indices: NDArray[np.int64]) -> LabelledSet:
             items = [
                 item_of_detections(position, sizes[index], all_detections[index], self.card.classes)
                 for position, index in enumerate(indices.tolist())
@@ -138,7 +140,7 @@ class Segmenter:
     def __init__(self, source: str, device: str) -> None:
         self.source = source
         self.model = load_segmenter(source, device)
-        self.reading = self.model.reading
+        self.reading = self.model.decode_options
 
     def predict(self, images: ImageSet, console: Console) -> Predictions:
         """Segment N images.
@@ -162,9 +164,9 @@ class Segmenter:
                 advance(index + 1, len(images))
         stacked = torch.stack(features)
 
-        def content(indices: NDArray[np.int64]) -> Content:
+        def content(indices: NDArray[np.int64]) -> LabelledSet:
             selected = images.select(indices)
-            items = [Item(position, "", "", sizes[index]) for position, index in enumerate(indices.tolist())]
+            items = [LabelledImage(position, "", "", sizes[index]) for position, index in enumerate(indices.tolist())]
             unmasked = _named_content("segment", selected, items, self.source, number_classes(self.model.classes))
             return replace(unmasked, mask=lambda index: self.model.mask(selected.store.read(index)))
 
@@ -209,7 +211,7 @@ def record_pooled_features(stages: nn.Module) -> Iterator[Callable[[], Tensor]]:
 
 
 def _named_content(
-    kind: Kind, images: ImageSet, items: list[Item], model: str, numbers: dict[str, int] | None = None
-) -> Content:
+    kind: Kind, images: ImageSet, items: list[LabelledImage], model: str, numbers: dict[str, int] | None = None
+) -> LabelledSet:
     numbers = number_classes(images.classes) if numbers is None else numbers
-    return with_file_names(Content(kind, images, tuple(items), numbers, model=Path(model).resolve().name))
+    return with_file_names(LabelledSet(kind, images, tuple(items), numbers, model=Path(model).resolve().name))

@@ -28,7 +28,7 @@ MIN_SQUARED_DISTANCE = 1e-6  # between vectors of length 1; smaller squared dist
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenImage:
     """An image to label."""
 
     index: int  # position of the image
@@ -51,7 +51,7 @@ def margin_uncertainty(shares: Tensor, several: bool = False) -> Tensor:
 
 def choose_images(
     uncertainty: Tensor, features: Tensor, labelled: Tensor, count: int, random_share: float = 0.0, seed: int = 0
-) -> list[Choice]:
+) -> list[ChosenImage]:
     """Choose `count` images to label: the most useful first, and a fraction `random_share` drawn at random last.
 
     `uncertainty` is the (N,) uncertainty of each image, with (N, D) features; `labelled` has the (L, D) features of
@@ -61,20 +61,20 @@ def choose_images(
     count = min(count, len(uncertainty))
     order = generator.permutation(len(uncertainty))
     random_indices = order[: round(random_share * count)]
-    random_choices = [Choice(int(index), is_random=True) for index in random_indices]
+    random_choices = [ChosenImage(int(index), is_random=True) for index in random_indices]
     if len(random_indices) == count:
         return random_choices
     compared_indices = np.sort(order[len(random_indices) : max(len(random_indices) + MAX_COMPARED, count)])
     rows = torch.from_numpy(compared_indices)
     covered_features = torch.cat([labelled, features[torch.from_numpy(random_indices)]])
-    similar, covered = similarities(*directions(features[rows], covered_features))
-    chosen, nearest = herd(uncertainty[rows].float(), similar, covered, count - len(random_indices))
+    similar, covered = similarities(*project_to_axes(features[rows], covered_features))
+    chosen, nearest = choose_greedily(uncertainty[rows].float(), similar, covered, count - len(random_indices))
     n_represented = np.bincount(nearest[nearest >= 0], minlength=len(chosen))
-    choices = [Choice(int(compared_indices[index]), int(n_represented[rank])) for rank, index in enumerate(chosen)]
+    choices = [ChosenImage(int(compared_indices[index]), int(n_represented[rank])) for rank, index in enumerate(chosen)]
     return [*choices, *random_choices]
 
 
-def directions(features: Tensor, labelled: Tensor) -> tuple[Tensor, Tensor]:
+def project_to_axes(features: Tensor, labelled: Tensor) -> tuple[Tensor, Tensor]:
     """Project (N, D) features of unlabelled and (L, D) features of labelled images onto R axes.
 
     The axes are the strongest principal axes of the unlabelled images, at most `MAX_AXES`. Return the projected
@@ -101,7 +101,9 @@ def similarities(vectors: Tensor, labelled: Tensor) -> tuple[Tensor, Tensor]:
     return distances.mul_(-scale).exp_(), covered
 
 
-def herd(unsure: Tensor, similar: Tensor, covered: Tensor, count: int) -> tuple[list[int], NDArray[np.int64]]:
+def choose_greedily(
+    unsure: Tensor, similar: Tensor, covered: Tensor, count: int
+) -> tuple[list[int], NDArray[np.int64]]:
     """Choose images greedily: each choice is the image that most increases the covered uncertainty of all images.
 
     The covered uncertainty of an image is its (N,) uncertainty `unsure` times its similarity to the most similar

@@ -159,7 +159,7 @@ def json_lines(rows: Iterable[Prediction], top_k: int | None = None) -> Iterator
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class OutputBatch:
     """The outputs of a model for consecutive images.
 
     Attributes:
@@ -201,7 +201,7 @@ def predict_batches(
     *,
     start: int = 0,
     features: bool = False,
-) -> Iterator[Block]:
+) -> Iterator[OutputBatch]:
     """Yield the outputs of a model for the images from position `start` on, batch by batch, with a progress bar.
 
     Unreadable images do not count towards the batch size. Thus, a call that resumes after a complete batch gets the
@@ -239,7 +239,7 @@ def _run_batch(
     first: int,
     batch: list[Image.Image | UnreadableImage],
     take_features: Callable[[], Tensor] | None,
-) -> Block:
+) -> OutputBatch:
     positions = range(first, first + len(batch))
     problems = [str(picture) if isinstance(picture, UnreadableImage) else None for picture in batch]
     readable = [picture for picture in batch if not isinstance(picture, UnreadableImage)]
@@ -253,4 +253,4 @@ def _run_batch(
     if take_features is not None:
         features = take_features() if readable else torch.empty(0, 0)
     names, stamps = [pictures.name(index) for index in positions], [pictures.stamp(index) for index in positions]
-    return Block(names, stamps, problems, shares, features)
+    return OutputBatch(names, stamps, problems, shares, features)

@@ -24,7 +24,7 @@ from paucal.tasks.detection.images import Boxes
 from paucal.tasks.detection.model import DetectorCard, load_detector
 from paucal.tasks.detection.network.detector import Detector
 from paucal.tasks.detection.pictures import MIN_SHOWN_SCORE, TILE_WIDTH, draw_detections, resize_to_width
-from paucal.tasks.detection.views import evaluation_view, without_boxes
+from paucal.tasks.detection.views import make_empty_target, make_evaluation_transform
 from paucal.types import UserError
 from paucal.verbs.predict.answers import TableList
 from paucal.verbs.predict.settings import OutputSettings, PredictSettings
@@ -40,15 +40,15 @@ class Objects:
 
     Attributes:
         path: Path of the image; None for a PIL image or array.
-        found: Detections in descending order of their scores: boxes in pixels of the image, scores, labels and, if the
-            detector predicts masks, also masks; `found.mask(0)` is the mask of the first object.
+        detections: Detections in descending order of their scores: boxes in pixels of the image, scores, labels and, if
+            the detector predicts masks, also masks; `found.mask(0)` is the mask of the first object.
         classes: Class names; a label is an index into them.
         size: (height, width) of the image in pixels.
         picture: The image with its objects drawn on it; None if drawing was not requested.
     """
 
     path: str | None
-    found: Detections
+    detections: Detections
     classes: tuple[str, ...]
     size: tuple[int, int]
     picture: Image.Image | None = None
@@ -59,12 +59,14 @@ class FoundObjects(TableList[Objects]):
 
     def to_arrow(self) -> pa.Table:
         """Return a table with a row for each object: path, class, score and box corners in pixels, without rounding."""
-        edges = np.concatenate([np.zeros((0, 4)), *(row.found.boxes for row in self)]).T
+        edges = np.concatenate([np.zeros((0, 4)), *(row.detections.boxes for row in self)]).T
         return pa.table(
             {
-                "path": pa.array([row.path for row in self for _ in range(len(row.found))], pa.string()),
-                "class": pa.array([row.classes[n] for row in self for n in row.found.labels.tolist()], pa.string()),
-                "score": pa.array([score for row in self for score in row.found.scores.tolist()], pa.float32()),
+                "path": pa.array([row.path for row in self for _ in range(len(row.detections))], pa.string()),
+                "class": pa.array(
+                    [row.classes[n] for row in self for n in row.detections.labels.tolist()], pa.string()
+                ),
+                "score": pa.array([score for row in self for score in row.detections.scores.tolist()], pa.float32()),
                 **dict(zip(EDGES, edges, strict=True)),
             }
         )
@@ -101,7 +103,7 @@ def detect_objects(
     refuse_classifier_settings(settings)
     detector, card, device = load_detector(run, settings.device)
     # Boxes are in pixels of the original image, so the image is read in full size.
-    reading = replace(card.preprocessing.reading, side=None)
+    reading = replace(card.preprocessing.decode_options, side=None)
     source_list = images_of_frame(sources, image) if is_frame(sources) else list_sources(sources)
     image_sets = open_sources(source_list, console, reading)
     total, results = sum(map(len, image_sets)), FoundObjects()
@@ -128,13 +130,13 @@ def find_objects(
     if outputs.format == "json":
         card = read_card(run, DetectorCard)
         keys, sizes = [row.path or "" for row in rows], [row.size for row in rows]
-        return coco_document(keys, sizes, [row.found for row in rows], card.classes, card.category_ids)
+        return coco_document(keys, sizes, [row.detections for row in rows], card.classes, card.category_ids)
     return csv_text(HEADER, *([row.path, *cells] for row in rows for cells in object_cells(row)))
 
 
 def object_cells(row: Objects) -> list[list[str]]:
     """Return the CSV row of each confident detection, without the column "path"."""
-    confident = row.found.above(MIN_SHOWN_SCORE)
+    confident = row.detections.above(MIN_SHOWN_SCORE)
     return [
         [row.classes[label], f"{score:.4f}", *(f"{value:.1f}" for value in box)]
         for box, score, label in zip(confident.boxes, confident.scores, confident.labels.tolist(), strict=True)
@@ -162,8 +164,8 @@ def detect_image(
 ) -> Objects:
     """Find the objects of one image; see `detect_objects`."""
     size = (image.height, image.width)
-    transform = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
-    network_input = transform(tv_tensors.Image(image), without_boxes(size))[0].as_subclass(torch.Tensor)
+    transform = make_evaluation_transform(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
+    network_input = transform(tv_tensors.Image(image), make_empty_target(size))[0].as_subclass(torch.Tensor)
     input_size = (int(network_input.shape[-2]), int(network_input.shape[-1]))
     detections = rescale(detector(network_input[None].to(device), [input_size])[0], input_size, size)
     if not drawn:

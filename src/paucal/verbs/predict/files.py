@@ -12,11 +12,11 @@ from paucal.runner.input_images import InputImages
 from paucal.runner.run_time import precise_duration
 from paucal.settings.options import check_ranges
 from paucal.types import UserError
-from paucal.verbs.predict.answers import Block, predict_batches
+from paucal.verbs.predict.answers import OutputBatch, predict_batches
 from paucal.verbs.predict.journal import JOURNAL_SUFFIX, PRECISION, Journal, stored_precision
 from paucal.verbs.predict.launch import open_pictures
 from paucal.verbs.predict.settings import OutputSettings, PredictSettings
-from paucal.verbs.predict.writing import Targets, check_targets, format_predictions, write_all
+from paucal.verbs.predict.writing import Targets, check_output_files, format_predictions, write_all
 from paucal.wording import counted
 
 
@@ -29,7 +29,7 @@ def predict_to_files(
     """
     check_ranges(settings)
     check_ranges(outputs)
-    targets = check_targets(outputs, paths)
+    targets = check_output_files(outputs, paths)
     trained = load_model(source, settings.device)
     if targets.features is None or not (outputs.output is None and outputs.sheet is None and outputs.top_k is None):
         trained.require_classifier()
@@ -100,7 +100,7 @@ def _predict_and_report(
     console: Console,
     start: int,
     targets: Targets,
-) -> Iterator[Block]:
+) -> Iterator[OutputBatch]:
     start_time, n_read, n_skipped = time.monotonic(), 0, 0
     with_features = targets.features is not None
     for block in predict_batches(model, pictures, settings, console, start=start, features=with_features):

@@ -17,7 +17,7 @@ from paucal.reading import require_regular
 from paucal.runner.input_images import InputImages
 from paucal.runs.lock import LOCK_FILE, RunLock
 from paucal.types import UserError
-from paucal.verbs.predict.answers import Block
+from paucal.verbs.predict.answers import OutputBatch
 
 JOURNAL_SUFFIX = ".part"
 LOCK_NOUN = "the folder of unfinished predictions"
@@ -86,7 +86,7 @@ class Journal:
                 self.done += 1
         return self.done
 
-    def add(self, block: Block) -> None:
+    def add(self, block: OutputBatch) -> None:
         """Append a block to the Arrow file of this call."""
         self._lock.check()
         if not self._stack:
@@ -99,7 +99,7 @@ class Journal:
         self._file.flush()
         self.done += len(block)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[OutputBatch]:
         """Yield all stored blocks, the blocks of earlier calls first."""
         for path in self._part_files():
             for block in _read_blocks(path):
@@ -137,7 +137,7 @@ class Journal:
             )
 
 
-def _record_batch(block: Block) -> pa.RecordBatch:
+def _record_batch(block: OutputBatch) -> pa.RecordBatch:
     names = [None if name is None else os.fsencode(name) for name in block.names]
     counts = np.asarray(block.readable, dtype=np.int32)
     columns = [
@@ -156,7 +156,7 @@ def _list_array(rows: Tensor, counts: np.ndarray) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows.contiguous().numpy().reshape(-1)))
 
 
-def _read_blocks(path: Path) -> Iterator[Block]:
+def _read_blocks(path: Path) -> Iterator[OutputBatch]:
     try:
         with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
             if not reader.schema.equals(_SCHEMA):
@@ -172,12 +172,12 @@ def _read_blocks(path: Path) -> Iterator[Block]:
         return
 
 
-def _parse_block(batch: pa.RecordBatch) -> Block:
+def _parse_block(batch: pa.RecordBatch) -> OutputBatch:
     names, stamps, problems = (batch.column(name).to_pylist() for name in ("name", "stamp", "problem"))
     count = sum(problem is None for problem in problems)
     names = [None if name is None else os.fsdecode(name) for name in names]
     shares, features = (_to_tensor(batch.column(name), count) for name in ("shares", "features"))
-    return Block(names, stamps, problems, shares, features if features.shape[1] else None)
+    return OutputBatch(names, stamps, problems, shares, features if features.shape[1] else None)
 
 
 def _to_tensor(column: pa.ListArray, count: int) -> Tensor:

@@ -16,7 +16,7 @@ from paucal.runner.console import Console, LoggedConsole
 from paucal.runner.frames import Frame, images_of_frame, is_frame
 from paucal.runner.input_images import InputImages, open_sources
 from paucal.runner.memory_check import check_batch_memory
-from paucal.runner.precision import choose_for_images
+from paucal.runner.precision import choose_precision_for_images
 from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError
@@ -53,7 +53,7 @@ def predict(
     Returns:
         A list with a prediction for each image, in the order given; images of a folder are sorted by name. The logger
         "paucal" warns about each skipped image. `to_pandas()` converts the list to a DataFrame. For a regression model,
-        trained with `target`, the list has `NumberPrediction`s with `predicted`, `low` and `high`.
+        trained with `target`, the list has `RegressionPrediction`s with `predicted`, `low` and `high`.
 
     Raises:
         UserError: The run does not exist or has no classifier, an image does not exist or cannot be read, or
@@ -99,10 +99,10 @@ def open_pictures(
     if settings.scales is not None:
         raise UserError("--scales is only for segmentation models, but this model is a classifier: remove --scales.")
     preprocess = model.card.preprocessing
-    pictures = InputImages(open_sources(sources, console, preprocess.reading), preprocess.reading)
+    pictures = InputImages(open_sources(sources, console, preprocess.decode_options), preprocess.decode_options)
     batch_size = inference_batch_size(preprocess.image_size, model.device.type, settings.batch_size)
     check_batch_memory(min(batch_size, len(pictures)), preprocess.image_size)
-    choice = choose_for_images(model, settings.precision, pictures, console)
+    choice = choose_precision_for_images(model, settings.precision, pictures, console)
     model = model.at_precision(choice.dtype)
     settings = replace(settings, batch_size=batch_size, precision=choice.precision)
     return model.mirrored() if settings.mirror else model, pictures, settings

@@ -25,7 +25,14 @@ from paucal.tasks.detection.pictures import MIN_SHOWN_SCORE
 from paucal.tasks.segmentation.job import check_factors
 from paucal.tasks.segmentation.model import load_segmenter
 from paucal.types import UserError
-from paucal.verbs.convert.content import AnnotatedObject, Content, Item, Kind, number_classes, with_file_names
+from paucal.verbs.convert.content import (
+    AnnotatedObject,
+    Kind,
+    LabelledImage,
+    LabelledSet,
+    number_classes,
+    with_file_names,
+)
 from paucal.verbs.convert.launch import Converted, report_conversion, write_set
 from paucal.verbs.convert.writing import LAYOUTS
 from paucal.verbs.predict.detection import detect_objects
@@ -65,25 +72,29 @@ def predict_as_labels(
     sets = [images for images in opened if not isinstance(images, MemoryImage)]
     names = [path_of_image(images, key) for images in sets for key in images.keys]
     images = sets[0] if len(sets) == 1 else join_sets(sets, "+".join(paths))
-    images = replace(images, classes=(), labels=np.full(len(images), -1), multi_hot=None, declared=[""] * len(images))
+    images = replace(
+        images, classes=(), labels=np.full(len(images), -1), multi_hot=None, declared_splits=[""] * len(images)
+    )
     content = _PREDICTORS[kind](_PredictionInput(source, paths, images, names), settings, console)
     content = with_file_names(replace(content, model=Path(source).resolve().name))
     write_set(content, LAYOUTS[outputs.to], target, console)
     return report_conversion(content, outputs.to, target, console)
 
 
-def _predict_boxes(request: _PredictionInput, settings: PredictSettings, console: Console) -> Content:
+def _predict_boxes(request: _PredictionInput, settings: PredictSettings, console: Console) -> LabelledSet:
     card = read_card(open_model_folder(expand_user_path(request.source, "RUN")), DetectorCard)
     rows = {row.path: row for row in detect_objects(request.source, list(request.paths), settings, console)}
     items = [
-        item_of_detections(index, row.size, row.found, card.classes)
+        item_of_detections(index, row.size, row.detections, card.classes)
         for index, name in enumerate(request.names)
         if (row := rows.get(name)) is not None
     ]
-    return Content("detect", request.images, tuple(items), dict(zip(card.classes, card.category_ids, strict=True)))
+    return LabelledSet("detect", request.images, tuple(items), dict(zip(card.classes, card.category_ids, strict=True)))
 
 
-def item_of_detections(index: int, size: tuple[int, int], detections: Detections, classes: tuple[str, ...]) -> Item:
+def item_of_detections(
+    index: int, size: tuple[int, int], detections: Detections, classes: tuple[str, ...]
+) -> LabelledImage:
     """Return an image with its confident detections as an item of a set; masks become compressed COCO run lengths."""
     detections = detections.above(MIN_SHOWN_SCORE)
     outlines = [
@@ -95,15 +106,15 @@ def item_of_detections(index: int, size: tuple[int, int], detections: Detections
         AnnotatedObject(classes[label], (left, top, right, bottom), outline=outline, score=round(score, 5))
         for (left, top, right, bottom), label, score, outline in rows
     )
-    return Item(index, "", "", size, objects, score=float(detections.scores.mean()) if objects else None)
+    return LabelledImage(index, "", "", size, objects, score=float(detections.scores.mean()) if objects else None)
 
 
-def _predict_masks(request: _PredictionInput, settings: PredictSettings, console: Console) -> Content:
+def _predict_masks(request: _PredictionInput, settings: PredictSettings, console: Console) -> LabelledSet:
     check_factors("scales", settings.scales)
     model = load_segmenter(request.source, settings.device)
-    pictures = InputImages([request.images], model.reading)
+    pictures = InputImages([request.images], model.decode_options)
     items = [
-        Item(index, "", "", (picture.height, picture.width))
+        LabelledImage(index, "", "", (picture.height, picture.width))
         for index in range(len(pictures))
         if not isinstance(picture := pictures.read_or_skip(index, settings.on_bad_image, console), UnreadableImage)
     ]
@@ -111,15 +122,15 @@ def _predict_masks(request: _PredictionInput, settings: PredictSettings, console
     def mask(index: int) -> NDArray[np.uint8]:
         return model.mask(pictures.read(index), settings.test_scales, settings.mirror)
 
-    return Content("segment", request.images, tuple(items), number_classes(model.classes), mask)
+    return LabelledSet("segment", request.images, tuple(items), number_classes(model.classes), mask)
 
 
-def _predict_classes(request: _PredictionInput, settings: PredictSettings, console: Console) -> Content:
+def _predict_classes(request: _PredictionInput, settings: PredictSettings, console: Console) -> LabelledSet:
     values, images = {name: value for name, value in vars(settings).items() if value is not None}, request.images
     rows = {row.path: row for row in predict(request.source, list(request.paths), **values)}
     classes = next(iter(rows.values())).classes if rows else ()
     items = [
-        Item(index, "", "", labels=tuple(rows[name].labels), score=rows[name].confidence)
+        LabelledImage(index, "", "", labels=tuple(rows[name].labels), score=rows[name].confidence)
         for index, name in enumerate(request.names)
         if name in rows
     ]
@@ -128,11 +139,11 @@ def _predict_classes(request: _PredictionInput, settings: PredictSettings, conso
         for item in items:
             multi_hot[item.index, [classes.index(label) for label in item.labels]] = 1
         images = replace(images, classes=classes, multi_hot=multi_hot)
-    return Content("train", images, tuple(items), number_classes(classes))
+    return LabelledSet("train", images, tuple(items), number_classes(classes))
 
 
 _KIND_OF_TASK: dict[str, Kind] = {DETECTION: "detect", SEGMENTATION: "segment"}
-_PREDICTORS: dict[Kind, Callable[[_PredictionInput, PredictSettings, Console], Content]] = {
+_PREDICTORS: dict[Kind, Callable[[_PredictionInput, PredictSettings, Console], LabelledSet]] = {
     "detect": _predict_boxes,
     "segment": _predict_masks,
     "train": _predict_classes,

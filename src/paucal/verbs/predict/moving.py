@@ -30,9 +30,9 @@ from paucal.verbs.predict.annotating import annotate_video
 from paucal.verbs.predict.answers import Prediction, csv_cells, csv_header
 from paucal.verbs.predict.detection import HEADER, detect_image, object_cells, refuse_classifier_settings
 from paucal.verbs.predict.prediction_table import PredictionTable
-from paucal.verbs.predict.regression import COLUMNS, number_cells, regression_rows
+from paucal.verbs.predict.regression import COLUMNS, regression_cells, regression_rows
 from paucal.verbs.predict.settings import MovingSettings, OutputSettings, PredictSettings
-from paucal.verbs.predict.video import Frame, VideoLedger, is_live, is_moving, read_frames, read_live
+from paucal.verbs.predict.video import VideoFrame, VideoLedger, is_live, is_video_source, read_frames, read_live
 from paucal.wording import counted
 
 EVERY_FRAME = "frame"  # value of --every that selects each frame
@@ -56,7 +56,9 @@ class FramePredictor:
         if task_of(run) == DETECTION:
             detector, card, device = load_detector(run, settings.device)
             self.header, self.batch_size, self.device = list(HEADER[1:]), 1, str(device)
-            self.reading = replace(card.preprocessing.reading, side=None)  # boxes are in pixels of the original image
+            self.reading = replace(
+                card.preprocessing.decode_options, side=None
+            )  # boxes are in pixels of the original image
             self._predict_frames = lambda images: [
                 object_cells(detect_image(detector, card, None, image, device)) for image in images
             ]
@@ -65,12 +67,12 @@ class FramePredictor:
         if settings.precision is not None:
             model = model.at_precision(EXPLICIT_CHOICES[settings.precision].dtype)
         model = model.mirrored() if settings.mirror else model
-        card, self.device, self.reading = model.card, str(model.device), model.card.preprocessing.reading
+        card, self.device, self.reading = model.card, str(model.device), model.card.preprocessing.decode_options
         self.batch_size = _choose_batch_size(model, settings.batch_size, console)
         if isinstance(card, RegressionCard):
             self.header = [*COLUMNS[1:], *(f"p_{grade}" for grade in (card.grades.values if card.grades else ()))]
             self._predict_frames = lambda images: [
-                [number_cells(row)[1:]]
+                [regression_cells(row)[1:]]
                 for row in regression_rows(card, [None] * len(images), model.probabilities(images))
             ]
             return
@@ -81,7 +83,7 @@ class FramePredictor:
             for shares in model.probabilities(list(images))
         ]
 
-    def rows(self, frames: Sequence[Frame]) -> Rows:
+    def rows(self, frames: Sequence[VideoFrame]) -> Rows:
         """Return the table rows of frames; a frame without detections has an empty row to mark the frame as done."""
         images = [frame.image for frame in frames if frame.image is not None]
         predictions = iter(self._predict_frames(images) if images else [])
@@ -158,7 +160,7 @@ def _check_request(
         raise UserError("--watch cannot be combined with PATHS: remove --watch or the PATHS.")
     if moving.idle is not None and moving.watch is None:
         raise UserError("--idle is only for --watch: remove --idle, or give --watch.")
-    if images := [path for path in paths if not is_moving(path)]:
+    if images := [path for path in paths if not is_video_source(path)]:
         advice = f"remove {images[0]!r}, or predict it in another call"
         raise UserError(f"videos and images need different tables: {advice}.")
     if task_of(run) == SEGMENTATION:
@@ -221,7 +223,7 @@ def _predict_video(
 
 
 def _write_predictions(
-    frames: Iterable[Frame | None],
+    frames: Iterable[VideoFrame | None],
     predictor: FramePredictor,
     table: PredictionTable,
     console: Console,
@@ -238,8 +240,8 @@ def _write_predictions(
         console.say(f"predicted {counted(count, 'image')} in {precise_duration(busy_seconds)} ({speed})")
 
 
-def _batches(frames: Iterable[Frame | None], size: int) -> Iterator[list[Frame]]:
-    batch: list[Frame] = []
+def _batches(frames: Iterable[VideoFrame | None], size: int) -> Iterator[list[VideoFrame]]:
+    batch: list[VideoFrame] = []
     for frame in frames:
         if frame is not None:
             batch.append(frame)
@@ -252,7 +254,7 @@ def _batches(frames: Iterable[Frame | None], size: int) -> Iterator[list[Frame]]
 
 def watch_images(
     folder: Path, known_paths: set[str], max_idle: float | None, reading: DecodeOptions, console: Console
-) -> Iterator[Frame | None]:
+) -> Iterator[VideoFrame | None]:
     """Yield new images in a folder and its subfolders, oldest first; after each check of the folder, yield None.
 
     The paths of the images are added to `known_paths`. An image file counts as complete when its size and modification
@@ -297,7 +299,7 @@ def _picture_stamps(folder: Path, known_paths: set[str]) -> dict[str, _Stamp]:
     return stamps
 
 
-def _read_picture(path: str, reading: DecodeOptions, console: Console, given_up: bool) -> Frame | None:
+def _read_picture(path: str, reading: DecodeOptions, console: Console, given_up: bool) -> VideoFrame | None:
     """Return an image file as a frame; if it is unreadable, return None or, if `given_up`, a frame without image."""
     picture: Image.Image | None = None
     try:
@@ -307,4 +309,4 @@ def _read_picture(path: str, reading: DecodeOptions, console: Console, given_up:
         if not given_up:
             return None
         console.say(f"no prediction for an unreadable image: {problem}")
-    return Frame(path, None, datetime.now().isoformat(timespec="milliseconds"), picture)
+    return VideoFrame(path, None, datetime.now().isoformat(timespec="milliseconds"), picture)

@@ -24,7 +24,7 @@ COLUMNS = ("path", "predicted", "low", "high")
 
 
 @dataclass(frozen=True)
-class NumberPrediction:
+class RegressionPrediction:
     """The target value that a model predicts for one image.
 
     Attributes:
@@ -50,7 +50,7 @@ class NumberPrediction:
         return {**{name: getattr(self, name) for name in COLUMNS}, **shares}
 
 
-class NumberPredictions(TableList[NumberPrediction]):
+class RegressionPredictions(TableList[RegressionPrediction]):
     """The target values of one call, as a list that can be converted to tables."""
 
     def to_arrow(self) -> pa.Table:
@@ -66,9 +66,9 @@ class NumberPredictions(TableList[NumberPrediction]):
 
 def predict_target_values(
     model: TrainedModel, pictures: InputImages, settings: PredictSettings, console: Console, features: bool = False
-) -> NumberPredictions:
+) -> RegressionPredictions:
     """Predict the target value of each image; the first three arguments come from `open_pictures`."""
-    card, rows = card_of(model), NumberPredictions()
+    card, rows = card_of(model), RegressionPredictions()
     for block in predict_batches(model, pictures, settings, console, features=features):
         rows += regression_rows(card, list(compress(block.names, block.readable)), block.shares, block.features)
     return rows
@@ -76,31 +76,33 @@ def predict_target_values(
 
 def regression_rows(
     card: RegressionCard, names: Sequence[str | None], outputs: Tensor, features: Tensor | None = None
-) -> list[NumberPrediction]:
+) -> list[RegressionPrediction]:
     """Return the predictions for N images from the network's (N, 1) outputs and, if given, their (N, D) features."""
     values = outputs[:, 0].double().numpy()
     shares = np.empty((len(values), 0)) if card.grades is None else card.grades.probabilities(values)
     grades = () if card.grades is None else card.grades.values
     rows = [None] * len(values) if features is None else features
     return [
-        NumberPrediction(name, float(value), float(low), float(high), dict(zip(grades, row, strict=True)), feature_row)
+        RegressionPrediction(
+            name, float(value), float(low), float(high), dict(zip(grades, row, strict=True)), feature_row
+        )
         for name, row, feature_row, value, low, high in zip(
             names, shares.tolist(), rows, *card.read(values), strict=True
         )
     ]
 
 
-def as_text(rows: Sequence[NumberPrediction], form: str) -> str:
+def as_text(rows: Sequence[RegressionPrediction], form: str) -> str:
     """Return predictions as "csv" or "json" text; in JSON, an infinite end of an interval is null."""
     if form == "csv":
         header = list(rows[0].cells) if rows else COLUMNS
-        return csv_text(header, *(number_cells(row) for row in rows))
+        return csv_text(header, *(regression_cells(row) for row in rows))
 
     ends = (-math.inf, math.inf)
     entries = [{name: None if value in ends else value for name, value in row.cells.items()} for row in rows]
     return json.dumps(entries, indent=2, ensure_ascii=False) + "\n"
 
 
-def number_cells(row: NumberPrediction) -> list[Any]:
+def regression_cells(row: RegressionPrediction) -> list[Any]:
     """Return the values of a prediction's CSV row, with nine significant digits."""
     return [row.path, *(f"{value:.9g}" for name, value in row.cells.items() if name != "path")]

@@ -85,14 +85,14 @@ def segment_all(
     check_ranges(settings)
     check_factors("scales", settings.scales)
     segmenter = model if isinstance(model, SegmentationModel) else load_segmenter(model, settings.device)
-    image_sets = open_sources(list(sources), console, segmenter.reading)
+    image_sets = open_sources(list(sources), console, segmenter.decode_options)
     names = _mask_names(image_sets)
     output = check_new_folder(str(output), {})
     for source in sources:
         refuse_inside_images(output, {"PATHS": source if SEPARATOR not in source else None})
     predictions: list[MaskPrediction] = []
     with console.progress("segmenting") as advance:
-        for path, picture in read_all(image_sets, segmenter.reading, settings.on_bad_image, console):
+        for path, picture in read_all(image_sets, segmenter.decode_options, settings.on_bad_image, console):
             predictions.append(_predict_mask(segmenter, path or "", picture, names[path or ""], output, settings))
             advance(len(predictions), len(names))
     return predictions

@@ -25,7 +25,7 @@ MAX_MISSING_SECONDS = 1.0  # a video that is shorter than its metadata state by 
 
 
 @dataclass(frozen=True, eq=False)
-class Frame:
+class VideoFrame:
     """A video frame, or an image file in a watched folder, to predict.
 
     Attributes:
@@ -51,11 +51,11 @@ class VideoLedger:
     problem: str = ""  # reason why frames are missing, as a clause
 
 
-def is_moving(source: str) -> bool:
+def is_video_source(source: str) -> bool:
     """Return whether `source` names a video file, a camera or a stream.
 
     Example:
-        >>> is_moving("clip.MP4"), is_moving("camera:0"), is_moving("photo.jpg")
+        >>> is_video_source("clip.MP4"), is_video_source("camera:0"), is_video_source("photo.jpg")
         (True, True, False)
     """
     return source.lower().endswith(_VIDEO_SUFFIXES) or is_live(source)
@@ -134,7 +134,7 @@ def _decodable_frames(container: Any, stream: Any, ledger: VideoLedger) -> Itera
         record(problem)
 
 
-def read_frames(source: str, every: float, ledger: VideoLedger, after: int = -1) -> Iterator[Frame]:
+def read_frames(source: str, every: float, ledger: VideoLedger, after: int = -1) -> Iterator[VideoFrame]:
     """Yield the first frame at or after each multiple of `every` seconds of a video file; every frame if `every` is 0.
 
     `after` is the number of the last frame that already has a prediction; frames up to this number are only counted.
@@ -147,19 +147,21 @@ def read_frames(source: str, every: float, ledger: VideoLedger, after: int = -1)
             next_time = (math.floor((seconds + _TIME_TOLERANCE) / every) + 1) * every if every else 0.0
             ledger.sampled += 1
             if ledger.frames - 1 > after:
-                yield Frame(source, ledger.frames - 1, f"{seconds:.3f}", upright_frame(frame))
+                yield VideoFrame(source, ledger.frames - 1, f"{seconds:.3f}", upright_frame(frame))
     if not ledger.frames:
         raise UserError(f"{source!r} has no frames that can be read: check the file, or remove it from the call.")
 
 
-def read_live(source: str, every: float) -> Iterator[Frame]:
+def read_live(source: str, every: float) -> Iterator[VideoFrame]:
     """Yield frames of a camera or a stream, at least `every` seconds apart, until the stream ends."""
     with open_video(source) as container:
         next_time = 0.0
         for number, (_, frame) in enumerate(decode_frames(container, VideoLedger())):
             if time.monotonic() >= next_time:
                 next_time = time.monotonic() + every
-                yield Frame(source, number, datetime.now().isoformat(timespec="milliseconds"), upright_frame(frame))
+                yield VideoFrame(
+                    source, number, datetime.now().isoformat(timespec="milliseconds"), upright_frame(frame)
+                )
 
 
 def upright_frame(frame: Any) -> Image.Image:

@@ -22,13 +22,13 @@ from paucal.runner.sheets import MAX_COLUMNS, MAX_ROWS, SheetStyle, draw_sheet
 from paucal.runner.tables import TableFormat, resolve_table
 from paucal.runs.writable import check_file_writable
 from paucal.types import UserError
-from paucal.verbs.predict.answers import Block, csv_lines, json_lines
+from paucal.verbs.predict.answers import OutputBatch, csv_lines, json_lines
 from paucal.verbs.predict.settings import OutputSettings
 from paucal.wording import escape_controls, percent, shorten
 from paucal.writing import write_atomically
 
 # Function that returns a new iterator over all blocks, which are in memory or on disk.
-Blocks = Callable[[], Iterator[Block]]
+Blocks = Callable[[], Iterator[OutputBatch]]
 ROW_GROUP_SIZE = 4096  # number of rows of features that are compressed together
 TILE_SIDE = 112  # side of a tile of the contact sheet in pixels
 SHEET_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
@@ -54,7 +54,7 @@ class Targets:
         return self.output or self.features
 
 
-def check_targets(outputs: OutputSettings, sources: Iterable[str]) -> Targets:
+def check_output_files(outputs: OutputSettings, sources: Iterable[str]) -> Targets:
     """Return the paths of the output files, after checking that they can be written."""
     output, form = None, outputs.format
     if outputs.output is not None:
@@ -67,7 +67,7 @@ def check_targets(outputs: OutputSettings, sources: Iterable[str]) -> Targets:
     return Targets(form or "csv", outputs.top_k, output, features, sheet)
 
 
-def format_predictions(blocks: Iterable[Block], card: ModelCard, targets: Targets) -> Iterator[str]:
+def format_predictions(blocks: Iterable[OutputBatch], card: ModelCard, targets: Targets) -> Iterator[str]:
     """Yield the predictions as CSV or JSON, piece by piece."""
     rows = (row for block in blocks for row in block.predictions(card))
     return json_lines(rows, targets.top_k) if targets.form == "json" else csv_lines(rows, card, targets.top_k)
@@ -91,7 +91,7 @@ def write_all(blocks: Blocks, card: ModelCard, pictures: InputImages, targets: T
         write_atomically(targets.output, lambda file: file.writelines(piece.encode(errors=errors) for piece in pieces))
 
 
-def _write_features(file: object, blocks: Iterable[Block]) -> None:
+def _write_features(file: object, blocks: Iterable[OutputBatch]) -> None:
     """Write a Parquet table with one row for each readable image: its `path` and its `features` (a list of float32).
 
     The size of the table's row groups does not depend on the batch size.
@@ -129,7 +129,7 @@ def _output_path(text: str | None, sources: Iterable[str], flag: str, endings: t
     return path
 
 
-def sheet_rows(blocks: Iterable[Block], card: ModelCard) -> list[Row]:
+def sheet_rows(blocks: Iterable[OutputBatch], card: ModelCard) -> list[Row]:
     """Return the rows of a contact sheet, the most frequent predicted class first.
 
     The shown images of a class are evenly spaced among all its images, sorted from the highest to the lowest

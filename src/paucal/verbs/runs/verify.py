@@ -12,7 +12,7 @@ import numpy as np
 
 from paucal.data.splits.split_csv import read_rows
 from paucal.runs import RunFolder, open_run
-from paucal.runs.ledger import LEDGER_FOLDER, Record, Start, image_hashes, read_records
+from paucal.runs.ledger import LEDGER_FOLDER, PassRecord, StartRecord, image_hashes, read_records
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -94,7 +94,7 @@ def verify_run(run: str | os.PathLike[str]) -> Verdict:
     return _make_verdict(folder, kept, starts, saved_steps, repeated_steps, unsaved_steps)
 
 
-def kept_records(records: list[Record], starts: dict[int, Start]) -> Iterator[Record]:
+def kept_records(records: list[PassRecord], starts: dict[int, StartRecord]) -> Iterator[PassRecord]:
     """Return the records of all steps except steps that a later start of the run repeated."""
     first_repeated_step, earliest_step = {}, np.iinfo(np.int64).max
     for number in sorted(starts, reverse=True):
@@ -113,7 +113,12 @@ def _saved_steps(folder: RunFolder, steps_made: int) -> int:
 
 
 def _make_verdict(
-    folder: RunFolder, records: list[Record], starts: dict[int, Start], saved_steps: int, repeated: int, unsaved: int
+    folder: RunFolder,
+    records: list[PassRecord],
+    starts: dict[int, StartRecord],
+    saved_steps: int,
+    repeated: int,
+    unsaved: int,
 ) -> Verdict:
     settings = folder.read_yaml(folder.config.name).get("settings") or {}
     rows = read_rows(folder.split)

@@ -18,7 +18,7 @@ from paucal.settings.shared import DataSettings
 from paucal.types import UserError
 from paucal.verbs.next.launch import describe_choice
 from paucal.verbs.next.predictions import Classifier
-from paucal.verbs.next.selection import Choice, choose_images
+from paucal.verbs.next.selection import ChosenImage, choose_images
 from paucal.verbs.serve.labelling import LabelFile, Labelling, Suggestion
 from paucal.verbs.serve.settings import ServeSettings
 from paucal.wording import counted
@@ -96,7 +96,7 @@ def _rank_images(model: Classifier, images: ImageSet, console: Console) -> tuple
     return [*order, *np.random.default_rng(0).permutation(unranked).tolist()], suggestions
 
 
-def with_random_images(choices: Sequence[Choice]) -> list[int]:
+def with_random_images(choices: Sequence[ChosenImage]) -> list[int]:
     """Return the positions of the choices in order, with a randomly drawn choice inserted after every nine others.
 
     Example:

@@ -10,20 +10,20 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from paucal.data.channels.decoding import decode_image, image_shape
-from paucal.data.channels.pixel_format import describe_depth_difference, differs_in_depth
+from paucal.data.channels.pixel_format import describe_bit_depth_difference, differs_in_bit_depth
 from paucal.data.decode import UnreadableImage
 from paucal.evaluation.calibration import reach_thresholds
-from paucal.evaluation.familiarity import SIMILAR_FRACTION, Familiarity
+from paucal.evaluation.familiarity import SIMILAR_FRACTION, FamiliarityDetector
 from paucal.explain.attribution.methods import METHODS
 from paucal.explain.figures.attribution import colour_limits
 from paucal.explain.figures.pictures import blend_heat
-from paucal.models.features import ClassifierInputs, linear_classifier
+from paucal.models.features import ClassifierInputExtractor, linear_classifier
 from paucal.models.precision import EXPLICIT_CHOICES
 from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import LoggedConsole
 from paucal.runner.familiar import features_of
-from paucal.runner.precision import choose_on_sample
+from paucal.runner.precision import choose_precision_on_sample
 from paucal.types import UserError
 from paucal.verbs.explain.attribution import choose_method, explain_batch
 from paucal.verbs.explain.inputs import prepare_input
@@ -46,7 +46,7 @@ class PicturePredictor:
     def __init__(
         self,
         model: TrainedModel,
-        familiarity: Familiarity | None,
+        familiarity: FamiliarityDetector | None,
         precision: str | None = "32-true",
         mirror: bool = False,
     ) -> None:
@@ -55,10 +55,10 @@ class PicturePredictor:
         self._model_to_run = (
             None if precision is None else self._exact_model.at_precision(EXPLICIT_CHOICES[precision].dtype)
         )
-        self._familiarity, self._reading = familiarity, model.card.preprocessing.reading
+        self._familiarity, self._reading = familiarity, model.card.preprocessing.decode_options
         self._lock = threading.Lock()
         has_features = familiarity is not None and linear_classifier(model.module) is not None
-        self._features = ClassifierInputs(model.module) if has_features else None
+        self._features = ClassifierInputExtractor(model.module) if has_features else None
 
     def predict(self, content: bytes, name: str, explain: bool) -> dict[str, Any]:
         """Return the prediction for an encoded image as a dictionary that can be converted to JSON.
@@ -72,7 +72,9 @@ class PicturePredictor:
         with self._lock:  # held while decoding too, so that only one large image is in memory at a time
             picture = self._decode(content, name)
             if self._model_to_run is None:  # the first image
-                choice = choose_on_sample(self.model, [picture, ImageOps.mirror(picture)], None, LoggedConsole())
+                choice = choose_precision_on_sample(
+                    self.model, [picture, ImageOps.mirror(picture)], None, LoggedConsole()
+                )
                 self._model_to_run = self._exact_model.at_precision(choice.dtype)
             outputs = self._model_to_run.probabilities([picture])[0]
             card = self.model.card
@@ -82,9 +84,9 @@ class PicturePredictor:
                 "note": "",
                 "explanation": self._explanation(picture, name, number_fields.get("says")) if explain else None,
             }
-            if differs_in_depth(content, name, self._reading):
+            if differs_in_bit_depth(content, name, self._reading):
                 common_fields["note"] = (
-                    f"{describe_depth_difference(self._reading, 'The image has')}. The prediction is unreliable."
+                    f"{describe_bit_depth_difference(self._reading, 'The image has')}. The prediction is unreliable."
                 )
             if number_fields:
                 return {"name": name, **number_fields, **common_fields}

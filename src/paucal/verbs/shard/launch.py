@@ -17,7 +17,7 @@ from paucal.data.shards.writing import write_shards
 from paucal.data.stores import EncodedStore, locate
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data, takes_frames
-from paucal.runner.images import open_undecoded, with_run_reading
+from paucal.runner.images import open_undecoded, with_run_decode_options
 from paucal.runner.outputs import check_new_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
@@ -109,7 +109,7 @@ def shard_set(settings: ShardSettings, console: Console) -> Sharded:
 
 
 def _write_shards(settings: ShardSettings, folder: Path, console: Console) -> Sharded:
-    images = with_run_reading(_open_images(settings), settings)
+    images = with_run_decode_options(_open_images(settings), settings)
     for note in images.notes:
         console.say(f"note: {note}")
     _require_disk_space(images, folder)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from paucal.backbones.weights.inputs import ImageInput, timm_preprocessing
+from paucal.backbones.weights.inputs import WeightsPreprocessing, timm_preprocessing
 from paucal.backbones.weights.start import StartWeights
 from paucal.data.arguments import path_text
 from paucal.models.preprocessing import Preprocessing
@@ -186,7 +186,7 @@ def _check_file(path: Path, settings: WeightsSettings, console: Console) -> Chec
     return checked_weights
 
 
-def _image_input(settings: WeightsSettings, model: str) -> ImageInput | None:
+def _image_input(settings: WeightsSettings, model: str) -> WeightsPreprocessing | None:
     """Return timm's preprocessing of a model with the values of --mean and --std; None if neither flag is given."""
     if settings.mean is None and settings.std is None:
         return None

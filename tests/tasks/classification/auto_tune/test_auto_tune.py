@@ -21,7 +21,7 @@ from paucal.runner import starts as starting
 from paucal.runner.console import SilentConsole
 from paucal.runner.images import open_again
 from paucal.runner.life import Stopped, begin, resume
-from paucal.runner.time_budget import keep_one_length
+from paucal.runner.time_budget import choose_time_or_epochs
 from paucal.runs import RunFolder
 from paucal.tasks.classification import finishing
 from paucal.tasks.classification.assembly import PROCESSES_REMARK, assemble
@@ -30,8 +30,8 @@ from paucal.tasks.classification.auto_tune import first_model, head_race, refit,
 from paucal.tasks.classification.auto_tune.auto_tune import MAX_SCRATCH_EPOCHS
 from paucal.tasks.classification.auto_tune.first_model import find_affordable, pick_winner
 from paucal.tasks.classification.auto_tune.heads import HEADS
-from paucal.tasks.classification.auto_tune.record import TuneStep
-from paucal.tasks.classification.auto_tune.trials import best_trial
+from paucal.tasks.classification.auto_tune.record import EvaluatedModel
+from paucal.tasks.classification.auto_tune.trials import best_trial_index
 from paucal.tasks.classification.job import TrainingJob
 from paucal.training.length_correction import RunClock
 from paucal.types import UserError
@@ -95,10 +95,10 @@ def test_climb__probe_trials_and_tuning_in_one_run(data, tmp_path):
     ]
     assert len(rows) == 2
     settings = RunFolder(result.folder).settings
-    tried = [TuneStep(one["name"], one["score"], one["seconds"], one["details"]) for one in found["trials"]]
+    tried = [EvaluatedModel(one["name"], one["score"], one["seconds"], one["details"]) for one in found["trials"]]
     judges = (result.folder / "split.csv").read_text().count(",val,")
     assert judges == 12
-    chosen = found["trials"][best_trial(tried, judges, [settings["img_size"]] * len(tried))]
+    chosen = found["trials"][best_trial_index(tried, judges, [settings["img_size"]] * len(tried))]
     assert settings["lr"] == chosen["details"]["lr"]
     assert settings["eval_mode"] == chosen["details"]["eval_mode"]
     assert settings["freeze"] == chosen["details"].get("freeze")
@@ -181,7 +181,7 @@ def test_probe__is_the_floor(data, tmp_path, monkeypatch):
 def test_tuning__that_accuracy_cannot_tell_from_the_probe_is_kept_for_lower_losses(data, tmp_path, monkeypatch, losses):
     """Nothing learns at such a rate, so every epoch is as accurate as the probe of the last features."""
     monkeypatch.setattr(first_model, "calibrated_losses", lambda found: [losses] * len(found))
-    monkeypatch.setattr(first_model, "last_stage_maps", lambda *_: ())  # no other head than the probe
+    monkeypatch.setattr(first_model, "last_stage_poolings", lambda *_: ())  # no other head than the probe
     worse = SimpleNamespace(score=0.0, losses=[9.0] * 12, deployed=lambda *_: pytest.fail("written"))
     monkeypatch.setattr(finishing, "refit_head", lambda *_: worse)
     result = started_from(data, tmp_path / "run", epochs=1, lr=1e-12, **ONE_WAY)
@@ -287,7 +287,7 @@ def test_race__takes_the_better_candidate(tmp_path, monkeypatch):
     first, second = install(tmp_path, monkeypatch, (MODEL, "resnet14t"))
     result = started_from(photos(tmp_path / "photos"), tmp_path / "run", epochs=1)
     race = [
-        TuneStep(rung["name"], rung["score"], rung["seconds"], rung["details"])
+        EvaluatedModel(rung["name"], rung["score"], rung["seconds"], rung["details"])
         for rung in rungs_of(result.folder)["race"]
     ]
     assert {rung.name for rung in race} == {first.name, second.name}
@@ -297,14 +297,14 @@ def test_race__takes_the_better_candidate(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("scores", "winner"), [((0.70, 0.75), "slow"), ((0.70, 0.72), "quick"), ((0.8, 0.7), "quick")])
 def test_race__is_won_by_the_quickest_of_nearly_equal_ones(scores, winner):
     quick, slow = (
-        TuneStep(name, score, seconds, {"images": 300})
+        EvaluatedModel(name, score, seconds, {"images": 300})
         for name, score, seconds in zip(("quick", "slow"), scores, (5, 9), strict=True)
     )
     assert pick_winner([slow, quick]).name == winner  # the standard error is 2.5 %
 
 
 def test_race__leaves_time_to_tune_the_winner():
-    quick, slow = (TuneStep(name, 0.7, seconds, {"images": 300}) for name, seconds in (("quick", 6), ("slow", 9)))
+    quick, slow = (EvaluatedModel(name, 0.7, seconds, {"images": 300}) for name, seconds in (("quick", 6), ("slow", 9)))
     assert find_affordable([slow, quick], seconds=600, n_images=20_000) == [slow, quick]  # 600 and 400 seconds
     assert find_affordable([slow, quick], seconds=500, n_images=20_000) == [quick]
     assert find_affordable([slow, quick], seconds=100, n_images=20_000) == [quick]
@@ -346,12 +346,12 @@ def test_race__is_left_out_where_a_larger_network_would_leave_no_time_to_tune(mo
     monkeypatch.setattr(state.console, "say", said.append)
     with monkeypatch.context() as patch:
         patch.setattr(first_model, "choose_feature_precision", lambda setup: FLOAT32)
-        patch.setattr(first_model, "frozen_features", lambda *given: None)
+        patch.setattr(first_model, "compute_frozen_features", lambda *given: None)
         times = iter([0, 16 * 0.015] * 2)  # of 16 images
         patch.setattr(first_model.time, "perf_counter", lambda: next(times))
         first_model.prepare_first_model(state)
     assert ("to compare weights" in said.pop()) == compares
-    monkeypatch.setattr(first_model, "frozen_features", read)
+    monkeypatch.setattr(first_model, "compute_frozen_features", read)
     with pytest.raises(InterruptedError) if compares else nullcontext():
         first_model.compare_candidates(state)
     assert said == ([] if compares else ["note: no time to compare first with second; choose a model with --model"])
@@ -469,9 +469,9 @@ def test_climb__with_frozen_epochs_and_no_validation_makes_the_passes_that_were_
 def test_time__goes_before_the_epochs_of_a_recipe(tmp_path):
     settings = TrainSettings(recipe="small-images", time="5m", epochs=30, warmup_epochs=3.0)
     origins = {"time": "flag", "epochs": "recipe small-images", "warmup_epochs": "recipe small-images"}
-    found = keep_one_length(settings, origins)
+    found = choose_time_or_epochs(settings, origins)
     assert (found.time, found.epochs, found.warmup_epochs) == ("5m", None, None)
-    repeated = keep_one_length(settings, dict.fromkeys(origins, "config"))
+    repeated = choose_time_or_epochs(settings, dict.fromkeys(origins, "config"))
     assert (repeated.time, repeated.epochs) == (None, 30)
 
 

@@ -12,12 +12,12 @@ from paucal.tasks.classification.auto_tune.head_race import (
     MEAN_HEAD,
     N_FOLDS,
     N_REPEATS,
+    compare_heads,
     held_out_logits,
-    race_heads,
     repeated_folds,
 )
 from paucal.tasks.classification.auto_tune.heads import HEADS, fit_gaussian, fit_logistic_stages, fit_mixture
-from paucal.tasks.classification.auto_tune.probe import fit_head, fit_regression, standardise
+from paucal.tasks.classification.auto_tune.probe import fit_head, fit_logistic_regression, standardise
 
 LOGISTIC, GAUSSIAN = HEADS
 
@@ -131,7 +131,7 @@ def test_held_out_logits__of_two_images_per_class_are_from_fits_to_one_of_each()
     features = torch.tensor([[0.0, 5.0], [5.0, 0.0]]).repeat(2, 1).double()  # easily told apart
     labels = torch.tensor([0, 1, 0, 1])
     splits = repeated_folds(labels, 0)
-    found = held_out_logits(features, labels, 2, lambda *given: fit_regression(*given, 100.0), splits)
+    found = held_out_logits(features, labels, 2, lambda *given: fit_logistic_regression(*given, 100.0), splits)
     assert found.argmax(2).tolist() == [[0, 1, 0, 1]] * N_REPEATS  # five folds would leave one class the majority
 
 
@@ -141,7 +141,7 @@ def test_race__does_not_read_stages_that_only_tell_groups_apart():
     last[:, 0] += 2 * labels
     stages = (3 * torch.randn(30, 20, generator=torch.Generator().manual_seed(1)))[groups]
     leaking, honest = (
-        race_heads(last, torch.cat([last, stages], 1), labels, 3, 100.0, groups=given) for given in (None, groups)
+        compare_heads(last, torch.cat([last, stages], 1), labels, 3, 100.0, groups=given) for given in (None, groups)
     )
     assert leaking.head is not None
     assert honest.name == DEFAULT_HEAD
@@ -153,7 +153,7 @@ def test_race__judges_only_classes_that_have_two_groups():
     labels = torch.tensor([0, 0, 1, 1, 2, 2] * 4)
     groups = torch.where(labels == 2, 9, torch.arange(24) // 6)
     last, _ = draw(24, 6)
-    result = race_heads(last, torch.cat([last, last], 1), labels, 3, 100.0, groups=groups)
+    result = compare_heads(last, torch.cat([last, last], 1), labels, 3, 100.0, groups=groups)
     assert set(labels[result.held_out.rows].tolist()) == {0, 1}
     assert np.isfinite(list(result.losses.values())).all()
 
@@ -162,7 +162,7 @@ def test_race__reads_stages_that_tell_the_classes_apart():
     last, labels = draw(60, 10, apart=0.2)
     stages, _ = draw(60, 30, apart=1.0, seed=1)
     staged = torch.cat([last, stages], 1)
-    result = race_heads(last, staged, labels, 3, strength=100.0)
+    result = compare_heads(last, staged, labels, 3, strength=100.0)
     assert result.name in (*HEADS, MEAN_HEAD)
     assert result.lead > result.error > 0
     assert result.head is not None
@@ -178,7 +178,7 @@ def test_race__reads_stages_that_tell_the_classes_apart():
 def test_race__keeps_the_last_features_where_stages_say_nothing():
     last, labels = draw(60, 10, apart=1.0)
     noise = 5 * torch.randn(60, 200, generator=torch.Generator().manual_seed(3))
-    result = race_heads(last, torch.cat([last, noise], 1), labels, 3, strength=100.0)
+    result = compare_heads(last, torch.cat([last, noise], 1), labels, 3, strength=100.0)
     assert (result.name, result.head) == (DEFAULT_HEAD, None)
     assert set(result.losses) == {*HEADS, MEAN_HEAD, DEFAULT_HEAD}
 
@@ -186,7 +186,7 @@ def test_race__keeps_the_last_features_where_stages_say_nothing():
 def test_race__compares_on_some_images_and_fits_the_winner_to_all():
     last, labels = draw(60, 10, apart=0.2)
     staged = torch.cat([last, draw(60, 30, apart=1.0, seed=1)[0]], 1)
-    result = race_heads(last, staged, labels, 3, 100.0, max_images=45)
+    result = compare_heads(last, staged, labels, 3, 100.0, max_images=45)
     assert result.held_out is not None
     assert result.held_out.labels.bincount().tolist() == [15, 15, 15]
     assert result.head is not None
@@ -197,7 +197,7 @@ def test_race__compares_on_some_images_and_fits_the_winner_to_all():
 def test_race__is_repeated_by_its_seed():
     last, labels = draw(40, 6, apart=0.5)
     staged = torch.cat([last, draw(40, 12, apart=0.8, seed=1)[0]], 1)
-    first, again = (race_heads(last, staged, labels, 3, 10.0, seed=4) for _ in range(2))
+    first, again = (compare_heads(last, staged, labels, 3, 10.0, seed=4) for _ in range(2))
     assert first.losses == again.losses
     assert first.head is not None
     assert again.head is not None
@@ -207,12 +207,12 @@ def test_race__is_repeated_by_its_seed():
 @pytest.mark.parametrize("labels", [[0, 0, 0, 0, 0, 1], [0, 1, 2, 3, 4, 5]])
 def test_race__is_left_out_where_nothing_can_be_held_out(labels):
     last = torch.randn(len(labels), 5, generator=torch.Generator().manual_seed(0))
-    assert race_heads(last, last, torch.tensor(labels), 6, 100.0).losses == {}
+    assert compare_heads(last, last, torch.tensor(labels), 6, 100.0).losses == {}
 
 
 def test_race__of_four_images_holds_each_out_and_compares_nothing():
     last, labels = torch.tensor([[0.0], [4.0], [4.1], [0.1]]), torch.tensor([0, 1, 1, 0])
-    result = race_heads(last, torch.cat([last, last], 1), labels, 2, 0.1)
+    result = compare_heads(last, torch.cat([last, last], 1), labels, 2, 0.1)
     assert (result.name, result.head, set(result.losses)) == (DEFAULT_HEAD, None, {DEFAULT_HEAD})
     assert result.held_out.is_correct.tolist() == [[True] * 4] * N_REPEATS
 
@@ -221,7 +221,7 @@ def test_race__of_four_images_holds_each_out_and_compares_nothing():
 def test_race__keeps_the_calibrated_answers_of_the_winner_to_images_it_was_not_fitted_to(apart):
     last, labels = draw(60, 10, apart=apart)
     staged = torch.cat([last, draw(60, 30, apart=1.2 - apart, seed=1)[0]], 1)
-    result = race_heads(last, staged, labels, 3, 100.0)
+    result = compare_heads(last, staged, labels, 3, 100.0)
     held_out = result.held_out
     assert (result.head is None) == (apart == 1.0)
     assert held_out.rows.tolist() == list(range(60))
@@ -230,7 +230,7 @@ def test_race__keeps_the_calibrated_answers_of_the_winner_to_images_it_was_not_f
     if result.head is None:
         features = standardise(last).coordinates
         splits = repeated_folds(labels, 0)
-        logits = held_out_logits(features, labels, 3, lambda *given: fit_regression(*given, 100.0), splits)
+        logits = held_out_logits(features, labels, 3, lambda *given: fit_logistic_regression(*given, 100.0), splits)
         torch.testing.assert_close(held_out.logits * held_out.temperature, logits)
     else:
         assert result.head.cross_validated == pytest.approx(float(held_out.is_correct.double().mean()))
@@ -239,14 +239,14 @@ def test_race__keeps_the_calibrated_answers_of_the_winner_to_images_it_was_not_f
 def test_race__does_not_judge_the_only_image_of_a_class():
     last, labels = draw(30, 6)
     labels[0] = 3
-    result = race_heads(last, torch.cat([last, last], 1), labels, 5, 100.0)
+    result = compare_heads(last, torch.cat([last, last], 1), labels, 5, 100.0)
     assert all(torch.tensor(loss).isfinite() for loss in result.losses.values())
 
 
 def test_race__takes_a_new_head_as_one_entry():
     last, labels = draw(60, 10, apart=0.2)
     staged = torch.cat([last, draw(60, 30, apart=1.0, seed=1)[0]], 1)
-    table = {"weak penalty": lambda rows, truth, n: fit_regression(rows, truth, n, 1.0)}
-    result = race_heads(last, staged, labels, 3, 100.0, heads=table)
+    table = {"weak penalty": lambda rows, truth, n: fit_logistic_regression(rows, truth, n, 1.0)}
+    result = compare_heads(last, staged, labels, 3, 100.0, heads=table)
     assert result.name == "weak penalty"
     assert set(result.losses) == {"weak penalty", DEFAULT_HEAD}

@@ -8,9 +8,9 @@ import torch
 
 from paucal.backbones.frozen_stages import FrozenStages
 from paucal.backbones.layers import stage_parameters
-from paucal.models.features import ClassifierInputs, StageClassifierInputs
-from paucal.tasks.classification.auto_tune.record import TuneStep
-from paucal.tasks.classification.auto_tune.resumed_features import FrozenOutputs, ResumableFeatures
+from paucal.models.features import ClassifierInputExtractor, StageClassifierInputExtractor
+from paucal.tasks.classification.auto_tune.record import EvaluatedModel
+from paucal.tasks.classification.auto_tune.resumed_features import FrozenOutputs, ResumableFeatureExtractor
 from paucal.tasks.classification.auto_tune.state import TuneState
 from paucal.types import UserError
 
@@ -20,7 +20,7 @@ NETWORKS = [("test_resnet", 2, 6), ("test_vit", 1, 0), ("test_efficientnet", 3, 
 
 
 def features_of(network, images, staged):
-    inputs = StageClassifierInputs(network, SIZE) if staged else ClassifierInputs(network)
+    inputs = StageClassifierInputExtractor(network, SIZE) if staged else ClassifierInputExtractor(network)
     with torch.inference_mode():
         features = inputs(images)
     inputs.close()
@@ -29,7 +29,7 @@ def features_of(network, images, staged):
 
 def stored_outputs(network, images, staged, frozen, max_bytes=1e9):
     """Return the features of the images, computed in two batches, and the stored outputs."""
-    resumable = ResumableFeatures(network, SIZE, staged, frozen, len(images), max_bytes)
+    resumable = ResumableFeatureExtractor(network, SIZE, staged, frozen, len(images), max_bytes)
     with torch.inference_mode():
         features = torch.cat([resumable(images[:4]), resumable(images[4:])])
     resumable.close()
@@ -61,7 +61,7 @@ def test_resumed__is_the_network_whose_other_stages_were_tuned(network, staged):
             parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2))
     tuned = features_of(network, images, staged)
     assert not torch.allclose(tuned, features, atol=0.1 * float(tuned.std()))
-    resumable = ResumableFeatures(network, SIZE, staged, frozen)
+    resumable = ResumableFeatureExtractor(network, SIZE, staged, frozen)
     rows = torch.tensor([4, 1, 0])
     torch.testing.assert_close(
         resumable.resume_all(outputs.select(rows)), tuned[rows], rtol=0, atol=0.02 * float(tuned.std())
@@ -91,10 +91,10 @@ def test_stored__nothing_that_needs_more_than_the_given_bytes_or_does_not_give_t
     with monkeypatch.context() as patch:  # as a network whose activations exceed the range of float16
         activations = FrozenStages.activations
         patch.setattr(FrozenStages, "activations", lambda *given: activations(*given).clamp(max=1e30) * 1e30)
-        patch.setattr(ResumableFeatures, "_can_store", lambda *_: True)
+        patch.setattr(ResumableFeatureExtractor, "_can_store", lambda *_: True)
         assert stored_outputs(network, images, True, frozen_stages(network))[1] is None
-    resumed = ResumableFeatures._resume
-    monkeypatch.setattr(ResumableFeatures, "_resume", lambda *given: resumed(*given) + 0.1)
+    resumed = ResumableFeatureExtractor._resume
+    monkeypatch.setattr(ResumableFeatureExtractor, "_resume", lambda *given: resumed(*given) + 0.1)
     features, nothing = stored_outputs(network, images, True, frozen_stages(network))
     torch.testing.assert_close(features, features_of(network, images, True))
     assert nothing is None
@@ -104,10 +104,10 @@ def test_network__that_cannot_continue_is_refused_and_keeps_no_hook(network, mon
     def refuse(*_):
         raise RuntimeError("shape '[2, 4]' is invalid")
 
-    monkeypatch.setattr(ResumableFeatures, "_resume", refuse)
+    monkeypatch.setattr(ResumableFeatureExtractor, "_resume", refuse)
     hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in network.modules()]
     with pytest.raises(UserError, match="cannot continue after stage"):
-        ResumableFeatures(network, SIZE, True, frozen_stages(network))
+        ResumableFeatureExtractor(network, SIZE, True, frozen_stages(network))
     assert [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in network.modules()] == hooks
 
 
@@ -116,6 +116,6 @@ def test_network__that_cannot_continue_is_refused_and_keeps_no_hook(network, mon
 )
 def test_time__of_stored_outputs_is_reserved_where_tuning_leaves_the_stages_and_the_size(freeze, pixel_ratio, seconds):
     details = {"read_again": 40, "resumed": 300, "resume_seconds": 0.01, "frozen_stages": 2}
-    record = SimpleNamespace(unlabelled=TuneStep("", 0.0, 0.0, details))
+    record = SimpleNamespace(unlabelled=EvaluatedModel("", 0.0, 0.0, details))
     state = TuneState(None, None, record, None, 0.0, image_seconds=0.1, preset_freeze=freeze)
     assert state._unlabelled_seconds(pixel_ratio) == pytest.approx(seconds)

@@ -10,7 +10,7 @@ import paucal
 from paucal.backbones.stage_classifier import StageClassifier
 from paucal.cli.main import main
 from paucal.models.card import ModelCard
-from paucal.models.features import StageClassifierInputs, linear_classifier
+from paucal.models.features import StageClassifierInputExtractor, linear_classifier
 from paucal.models.trained import load_trained
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, resume
@@ -18,7 +18,7 @@ from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights
 from paucal.tasks.classification.auto_tune import auto_tune as auto_tune_module
 from paucal.tasks.classification.auto_tune import first_model
-from paucal.tasks.classification.auto_tune.head_race import MEAN_HEAD, RaceResult
+from paucal.tasks.classification.auto_tune.head_race import MEAN_HEAD, HeadComparison
 from paucal.tasks.classification.auto_tune.heads import HEADS, fit_mixture
 from paucal.tasks.classification.auto_tune.probe import Head
 from paucal.tasks.classification.auto_tune.stored_heads import PROBE_FILE
@@ -32,7 +32,7 @@ GIVEN = {**ONE_WAY, "lr": 1e-3}
 
 def won_by_stages(last, staged, labels, n_classes, strength, seed, heads, max_images, groups):
     weights = fit_mixture(staged, labels, n_classes, dict.fromkeys(HEADS, 0.05))
-    return RaceResult(MEAN_HEAD, Head(*weights, 100.0, 0.9), {MEAN_HEAD: 0.5})
+    return HeadComparison(MEAN_HEAD, Head(*weights, 100.0, 0.9), {MEAN_HEAD: 0.5})
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def shared_photos(tmp_path_factory):
 
 def patch_first_model(folder, patch):
     install(folder, patch)
-    patch.setattr(first_model, "race_heads", won_by_stages)
+    patch.setattr(first_model, "compare_heads", won_by_stages)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_first_model__is_linear_in_the_features_that_its_head_was_fitted_to(run)
         {name: value[:, :-own] if value.shape == layer.weight.shape else value for name, value in state.items()}
     )
     with torch.no_grad():
-        features = StageClassifierInputs(plain, (32, 32))(pixels())
+        features = StageClassifierInputExtractor(plain, (32, 32))(pixels())
         torch.testing.assert_close(model.module(pixels()), features @ layer.weight.T + layer.bias)
 
 

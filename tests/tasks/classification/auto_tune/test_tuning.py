@@ -13,8 +13,8 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.tasks.classification.auto_tune import tuning
 from paucal.tasks.classification.auto_tune.auto_tune import long_run_schedule
 from paucal.tasks.classification.auto_tune.paired_losses import calibrated_losses, is_better
-from paucal.tasks.classification.auto_tune.record import TuneRecord, TuneStep
-from paucal.tasks.classification.auto_tune.trials import FAILED_LOSS, TuningPreset, best_trial, presets_for
+from paucal.tasks.classification.auto_tune.record import EvaluatedModel, TuneRecord
+from paucal.tasks.classification.auto_tune.trials import FAILED_LOSS, TuningPreset, best_trial_index, presets_for
 from paucal.tasks.classification.auto_tune.tuning import UNTRIED_SUFFIX, CostEstimate, choose_preset, equalise_trials
 from paucal.tasks.classification.optimization import optimization
 from paucal.training import CosineWarmup, Plan
@@ -32,12 +32,12 @@ def test_observed__keeps_the_plan_where_a_trial_says_nothing():
     assert planned.corrected_by(seconds=0.0, eval_seconds=6.0, per_epoch=90) == planned
 
 
-def trial(score: float, loss: float = 1.0) -> TuneStep:
-    return TuneStep("a way", score, 20.0, {"loss": loss})
+def trial(score: float, loss: float = 1.0) -> EvaluatedModel:
+    return EvaluatedModel("a way", score, 20.0, {"loss": loss})
 
 
-def best_of(trials: list[TuneStep], images: int) -> int:
-    return best_trial(trials, images, [[224]] * len(trials))
+def best_of(trials: list[EvaluatedModel], images: int) -> int:
+    return best_trial_index(trials, images, [[224]] * len(trials))
 
 
 def test_best_of__takes_another_way_than_the_first_where_it_leads_by_more_than_chance_would():
@@ -60,8 +60,8 @@ def test_best_of__judges_by_losses_image_by_image_where_accuracy_cannot_tell():
     steady = [loss - (0.1 if number % 2 else -0.02) for number, loss in enumerate(first)]
     chance = [loss - (0.9 if number % 2 else -0.82) for number, loss in enumerate(first)]  # the same lead, 0.086
 
-    def judged(losses: list[float], score: float) -> TuneStep:
-        return TuneStep("a way", score, 20.0, {"loss": sum(losses) / 100, "losses": losses})
+    def judged(losses: list[float], score: float) -> EvaluatedModel:
+        return EvaluatedModel("a way", score, 20.0, {"loss": sum(losses) / 100, "losses": losses})
 
     assert best_of([judged(first, 0.80), judged(steady, 0.78)], 100) == 1
     assert best_of([judged(first, 0.80), judged(chance, 0.82)], 100) == 0
@@ -74,10 +74,10 @@ def test_best_of__takes_smaller_images_only_where_they_lead_clearly():
     sides = [[224], [128], [224]]
     trials = [trial(0.728), trial(0.815, 0.1), trial(0.72)]
     assert best_of(trials, 81) == 1
-    assert best_trial(trials, 81, sides) == 0
-    assert best_trial(trials, 810, sides) == 1
-    assert best_trial([trial(0.728), trial(0.74, 0.1), trial(0.82)], 81, sides) == 2
-    assert best_trial([trial(0.0, FAILED_LOSS), trial(0.037)], 81, sides) == 1  # one that failed is never taken
+    assert best_trial_index(trials, 81, sides) == 0
+    assert best_trial_index(trials, 810, sides) == 1
+    assert best_trial_index([trial(0.728), trial(0.74, 0.1), trial(0.82)], 81, sides) == 2
+    assert best_trial_index([trial(0.0, FAILED_LOSS), trial(0.037)], 81, sides) == 1  # one that failed is never taken
 
 
 def test_better__is_a_lower_loss_where_accuracy_cannot_tell():
@@ -216,15 +216,15 @@ def test_choose_way__goes_on_as_it_was_begun(tried):
     assert tried == ["careful", "head [160]"]
 
 
-def of_any_size(monkeypatch, folder: Path, left: float, unlabelled: TuneStep | None = None) -> Any:
+def of_any_size(monkeypatch, folder: Path, left: float, unlabelled: EvaluatedModel | None = None) -> Any:
     """Return what choosing a size asks of a run, whose epochs take 10 seconds at 240 pixels."""
     monkeypatch.setattr(tuning, "is_timed", lambda setup: True)
-    monkeypatch.setattr(tuning, "is_free", lambda setup, name: True)
+    monkeypatch.setattr(tuning, "is_automatic_setting", lambda setup, name: True)
     monkeypatch.setattr(tuning, "_supports_any_size", lambda setup: True)
     monkeypatch.setattr(tuning, "_image_seconds", lambda state, preset, side: 0.1 * (side[0] / 240) ** 2)
     state = timed(left=left, epoch=10)
     state.setup.settings.img_size, state.image_seconds, state.run = [240], 0.0, SimpleNamespace(path=folder)
-    state.record = TuneRecord(budget=240.0, probe=TuneStep("probe", 0.7, 6.0), unlabelled=unlabelled)
+    state.record = TuneRecord(budget=240.0, probe=EvaluatedModel("probe", 0.7, 6.0), unlabelled=unlabelled)
     return state
 
 
@@ -234,7 +234,7 @@ def of_any_size(monkeypatch, folder: Path, left: float, unlabelled: TuneStep | N
 def test_choose_side__keeps_the_size_where_images_without_labels_improved_the_first_model_of_few_labels(
     monkeypatch, tmp_path, is_kept, labelled, side
 ):
-    unlabelled = TuneStep("images without labels", 0.8, 90.0, {"kept": is_kept})
+    unlabelled = EvaluatedModel("images without labels", 0.8, 90.0, {"kept": is_kept})
     state = of_any_size(monkeypatch, tmp_path, 35, unlabelled)  # seven epochs at 160 pixels, three at 240
     state.setup.data.part = lambda name: range(labelled)
     chosen = tuning._choose_image_size(state, CAREFUL, 1.0) or pytest.fail("no size")
@@ -255,11 +255,11 @@ def test_trial__after_one_that_a_load_made_shorter_is_as_short(monkeypatch):
     state.eval_seconds, state.setup.plan = lambda pixel_ratio: 2.0, SimpleNamespace(steps_per_epoch=50)
     state.setup.data.primary_metric = SimpleNamespace(format_score=str)
     state.run, state.reassemble, state.save = None, lambda **_: None, lambda **_: None
-    state.record.trials = (TuneStep("careful", 0.5, 30.0, {"steps": 10, "planned": 20}),)
+    state.record.trials = (EvaluatedModel("careful", 0.5, 30.0, {"steps": 10, "planned": 20}),)
 
     def run_trial(run, setup, preset, steps, console, time_plan):
         asked.append((steps, time_plan))
-        return TuneStep(preset.name, 0.6, 20.0, {"steps": steps})
+        return EvaluatedModel(preset.name, 0.6, 20.0, {"steps": steps})
 
     monkeypatch.setattr(tuning, "run_trial", run_trial)
     monkeypatch.setattr(tuning, "is_timed", lambda setup: True)

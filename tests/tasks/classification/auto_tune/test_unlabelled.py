@@ -14,9 +14,9 @@ from PIL import Image
 from paucal.cli.main import main
 from paucal.data.images import evenly_spaced
 from paucal.data.sources.opening import open_images
-from paucal.evaluation.seen_images import training_history
+from paucal.evaluation.seen_images import iterate_seen_images
 from paucal.methods.training_settings import TrainSettings
-from paucal.models.features import ClassifierInputs, StageClassifierInputs
+from paucal.models.features import ClassifierInputExtractor, StageClassifierInputExtractor
 from paucal.models.trained import load_trained
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, resume
@@ -26,21 +26,21 @@ from paucal.tasks.classification import assembly, finishing
 from paucal.tasks.classification.assembly import assemble
 from paucal.tasks.classification.auto_tune import first_model, head_race, refit, unlabelled_head
 from paucal.tasks.classification.auto_tune import unlabelled as step
-from paucal.tasks.classification.auto_tune.head_race import HeldOut, read_held_out
+from paucal.tasks.classification.auto_tune.head_race import HeldOutLogits, read_held_out
 from paucal.tasks.classification.auto_tune.heads import fit_gaussian, fit_soft_gaussian
-from paucal.tasks.classification.auto_tune.probe import fit_regression
-from paucal.tasks.classification.auto_tune.record import TuneRecord, TuneStep
+from paucal.tasks.classification.auto_tune.probe import fit_logistic_regression
+from paucal.tasks.classification.auto_tune.record import EvaluatedModel, TuneRecord
 from paucal.tasks.classification.auto_tune.resumed_features import FROZEN_FILE
 from paucal.tasks.classification.auto_tune.unlabelled_head import (
     GAUSSIAN_HEAD,
     LABELS_ALONE,
     MEAN_OF_HEADS,
     MIN_LEAD,
-    UnlabelledResult,
+    UnlabelledHeadComparison,
     brier_scores,
-    find_divisor,
-    make_pool,
-    race_unlabelled,
+    compare_unlabelled_heads,
+    compute_principal_axes,
+    find_temperature,
 )
 from paucal.tasks.classification.finishing import make_validation
 from paucal.tasks.classification.job import TrainingJob
@@ -62,7 +62,7 @@ def draw(rows, seed, apart=1.0):
 
 
 def base(features, labels):
-    fitted = fit_regression(features.double(), labels, CLASSES, 100.0)
+    fitted = fit_logistic_regression(features.double(), labels, CLASSES, 100.0)
     return fitted.weight.float(), fitted.bias.float()
 
 
@@ -85,7 +85,7 @@ def test_shares__of_half_an_image_twice_are_the_whole_image():
 def test_divisor__gives_the_wanted_confidence():
     scores = 1000 * torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
     for wanted in (0.4, 0.9):
-        sure = (scores / find_divisor(scores, wanted)).softmax(1).amax(1).mean()
+        sure = (scores / find_temperature(scores, wanted)).softmax(1).amax(1).mean()
         assert float(sure) == pytest.approx(wanted, abs=1e-3)
 
 
@@ -98,7 +98,7 @@ def test_brier__is_the_squared_distance_from_the_truth():
 
 def test_pool__of_fewer_images_than_features_has_only_axes_that_vary():
     features = torch.randn(40, 200, generator=torch.Generator().manual_seed(1)) + 5
-    pool = make_pool(features.repeat(2, 1))
+    pool = compute_principal_axes(features.repeat(2, 1))
     assert pool.rows.shape == (80, 39)
     standard = (features - pool.mean) / pool.deviation
     torch.testing.assert_close(pool.rows[:40] @ pool.axes.T, standard, atol=1e-4, rtol=0)
@@ -107,7 +107,7 @@ def test_pool__of_fewer_images_than_features_has_only_axes_that_vary():
 def test_race__unlabelled_images_of_the_classes_make_the_head_better():
     features, labels = draw(32, 4)
     unlabelled, _ = draw(1500, 5)
-    result = race_unlabelled(features, labels, CLASSES, unlabelled, base, seed=0)
+    result = compare_unlabelled_heads(features, labels, CLASSES, unlabelled, base, seed=0)
     assert result.name != LABELS_ALONE
     assert result.lead > result.error > 0
     assert result.held_out.is_correct.shape == (3, 32)
@@ -121,7 +121,7 @@ def test_race__unlabelled_images_of_the_classes_make_the_head_better():
 def test_race__unlabelled_images_without_the_classes_change_nothing():
     features, labels = draw(32, 4)
     noise = torch.randn(1500, DIM, generator=torch.Generator().manual_seed(7))
-    result = race_unlabelled(features, labels, CLASSES, noise, base, seed=0)
+    result = compare_unlabelled_heads(features, labels, CLASSES, noise, base, seed=0)
     assert (result.name, result.weight) == (LABELS_ALONE, None)
     assert not result.lead > MIN_LEAD * result.error
 
@@ -133,7 +133,7 @@ def test_race__a_lead_of_half_a_standard_error_decides(errors, is_kept, monkeypa
     lead = spread + errors * spread.std() / len(labels) ** 0.5
     scores = iter([torch.zeros_like(lead), -lead, 1 - lead])  # of the labels alone and of the two other heads
     monkeypatch.setattr(unlabelled_head, "brier_scores", lambda *_: next(scores))
-    result = race_unlabelled(features, labels, CLASSES, draw(500, 5)[0], base, seed=0)
+    result = compare_unlabelled_heads(features, labels, CLASSES, draw(500, 5)[0], base, seed=0)
     assert result.lead == pytest.approx(errors * result.error)
     assert (result.weight is not None) == is_kept
 
@@ -146,7 +146,7 @@ def test_race__takes_the_gaussian_head_with_few_labels_and_the_most_accurate_one
     half_right = right[[0, 1, 3, 2]]
     heads = {LABELS_ALONE: (0 * right, none), GAUSSIAN_HEAD: (half_right, none), MEAN_OF_HEADS: (right, none)}
     monkeypatch.setattr(unlabelled_head, "fit_heads", lambda *_: heads)
-    result = race_unlabelled(features, labels, CLASSES, draw(500, 5)[0], base, seed=0)
+    result = compare_unlabelled_heads(features, labels, CLASSES, draw(500, 5)[0], base, seed=0)
     assert result.scores[MEAN_OF_HEADS] < result.scores[GAUSSIAN_HEAD] < result.scores[LABELS_ALONE]
     assert result.name == name
 
@@ -177,12 +177,12 @@ def won(features, labels, n_classes, unlabelled, base, seed, groups):
     weight = torch.randn(n_classes, features.shape[1], generator=torch.Generator().manual_seed(8)) / 100
     logits = torch.nn.functional.one_hot(labels, n_classes).double()[None].repeat(3, 1, 1)
     logits[:, 0] = -logits[:, 0]
-    held_out = HeldOut(torch.arange(len(labels)), logits, labels)
-    return UnlabelledResult(GAUSSIAN_HEAD, weight, torch.zeros(n_classes), {}, 0.2, 0.1, held_out)
+    held_out = HeldOutLogits(torch.arange(len(labels)), logits, labels)
+    return UnlabelledHeadComparison(GAUSSIAN_HEAD, weight, torch.zeros(n_classes), {}, 0.2, 0.1, held_out)
 
 
 def test_run__keeps_the_better_head_and_deploys_it_as_any_other(data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(step, "race_unlabelled", won)
+    monkeypatch.setattr(step, "compare_unlabelled_heads", won)
     console = RecordingConsole()
     result = started_from(data, tmp_path / "run", console, unlabelled=str(tmp_path / "more"))
     found = rungs_of(result.folder)["unlabelled"]
@@ -200,7 +200,7 @@ def test_run__keeps_the_better_head_and_deploys_it_as_any_other(data, tmp_path, 
     assert "images without labels" in (result.folder / "report.html").read_text()
     assert RunFolder(result.folder).settings["unlabelled"] == str(tmp_path / "more")
     assert not (result.folder / step.FEATURES_FILE).exists()
-    own, more = training_history(RunFolder(result.folder))
+    own, more = iterate_seen_images(RunFolder(result.folder))
     assert (own.labelled, more.labelled, len(more.rows)) == (True, False, found["details"]["images"])
     assert more.contains(open_images(tmp_path / "more", labelled=False)).sum() == len(more.rows)
     assert main(["eval", str(result.folder), "--output", str(tmp_path / "eval")]) == 0
@@ -214,21 +214,23 @@ def test_run__keeps_the_better_head_and_deploys_it_as_any_other(data, tmp_path, 
 def test_run__reads_them_again_with_the_tuned_network_and_fits_a_head_to_its_features(
     data, tmp_path, monkeypatch, most, staged, stored
 ):
-    monkeypatch.setattr(step, "race_unlabelled", won)
+    monkeypatch.setattr(step, "compare_unlabelled_heads", won)
     if not stored:
         monkeypatch.setattr(step, "max_activation_bytes", lambda _: 0)
     if most is not None:
         monkeypatch.setattr(step, "_count_reread", lambda *_: most)
     if not staged:  # as in a network without maps of stages
         for module in (first_model, refit):
-            monkeypatch.setattr(module, "last_stage_maps", lambda *_: ())
+            monkeypatch.setattr(module, "last_stage_poolings", lambda *_: ())
     monkeypatch.setattr(refit, "HEADS", {})
     monkeypatch.setattr(
         refit, "min", lambda heads, key: next((h for h in heads if h.name == GAUSSIAN_HEAD), heads[0]), raising=False
     )
     monkeypatch.setattr(finishing, "is_better", lambda *_: True)
     pools, limits = [], []
-    monkeypatch.setattr(refit, "make_pool", lambda features: pools.append(features) or make_pool(features))
+    monkeypatch.setattr(
+        refit, "compute_principal_axes", lambda features: pools.append(features) or compute_principal_axes(features)
+    )
 
     @contextmanager
     def one_thread(count):
@@ -238,10 +240,10 @@ def test_run__reads_them_again_with_the_tuned_network_and_fits_a_head_to_its_fea
 
     def read(*given):
         assert not limits, "a forward pass may use all threads"
-        return first_model.frozen_features(*given)
+        return first_model.compute_frozen_features(*given)
 
     monkeypatch.setattr(refit, "threadpool_limits", one_thread)
-    monkeypatch.setattr(refit, "frozen_features", read)
+    monkeypatch.setattr(refit, "compute_frozen_features", read)
     console = RecordingConsole()
     settings = {"unlabelled": str(tmp_path / "more"), "epochs": 1, "lr": 1e-4, **ONE_WAY}
     result = started_from(data, tmp_path / "run", console, **settings)
@@ -256,14 +258,14 @@ def test_run__reads_them_again_with_the_tuned_network_and_fits_a_head_to_its_fea
         f"epoch 1, with a head fitted to its features ({GAUSSIAN_HEAD})"
     ]
     assert [len(pool) for pool in pools] == [details["read_again"]]
-    _, learned = training_history(RunFolder(result.folder))
+    _, learned = iterate_seen_images(RunFolder(result.folder))
     more = open_images(tmp_path / "more", labelled=False)
     rows = np.flatnonzero(learned.contains(more))[evenly_spaced(details["images"], details["read_again"])][:5]
     # The pool holds what the deployed network computes.
     inputs = (
-        StageClassifierInputs(model.module, model.card.preprocessing.image_size)
+        StageClassifierInputExtractor(model.module, model.card.preprocessing.image_size)
         if staged
-        else ClassifierInputs(model.module)
+        else ClassifierInputExtractor(model.module)
     )
     batch = torch.stack([model.card.preprocessing.transform()(more.store.read(int(row)))[0] for row in rows])
     with torch.no_grad():  # stored outputs are in float16
@@ -272,7 +274,7 @@ def test_run__reads_them_again_with_the_tuned_network_and_fits_a_head_to_its_fea
 
 
 def test_run__whose_images_without_labels_were_moved_meanwhile_ends_without_them(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(step, "race_unlabelled", won)
+    monkeypatch.setattr(step, "compare_unlabelled_heads", won)
     monkeypatch.setattr(step, "max_activation_bytes", lambda _: 0)  # no stored outputs in place of the images
     remember = finishing.read_listed_images
 
@@ -325,7 +327,7 @@ def test_run__leaves_out_copies_of_its_own_images_and_images_unlike_them(data, t
     given = {**SHORT, "data": str(data), "epochs": 0}
     split = assemble(TrainSettings(**given), dict.fromkeys(given, "flag"), SilentConsole().progress).data
     for kind, count in (("test", 4), ("train", 3)):
-        for row in split.part(kind)[:count]:
+        for row in split.split_indices(kind)[:count]:
             image = Image.fromarray(np.asarray(split.images.store.read(int(row))))  # other bytes, the same pixels
             image.save(tmp_path / "more" / f"copy-{kind}-{row}.png", compress_level=1)
     for number in range(9):  # nothing like noise in any colour
@@ -343,15 +345,15 @@ def test_run__leaves_out_copies_of_its_own_images_and_images_unlike_them(data, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["race_unlabelled", "frozen_features"])
+@pytest.mark.parametrize("moment", ["compare_unlabelled_heads", "compute_frozen_features"])
 def test_run__stopped_in_the_step_goes_on_to_the_same_model(data, tmp_path, monkeypatch, moment):
-    monkeypatch.setattr(step, "race_unlabelled", won)
+    monkeypatch.setattr(step, "compare_unlabelled_heads", won)
     given = {"unlabelled": str(tmp_path / "more"), "epochs": 0}
     whole = started_from(data, tmp_path / "whole", **given)
     with monkeypatch.context() as patch:
         patch.setattr(step, moment, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert isinstance(started_from(data, tmp_path / "run", **given), Stopped)
-    assert (tmp_path / "run" / step.FEATURES_FILE).exists() == (moment == "race_unlabelled")
+    assert (tmp_path / "run" / step.FEATURES_FILE).exists() == (moment == "compare_unlabelled_heads")
     assert rungs_of(tmp_path / "run")["unlabelled"] is None
     result = resume(TrainingJob(), tmp_path / "run", SilentConsole())
     ours, theirs = (load_trained(one.folder).module.state_dict() for one in (result, whole))
@@ -360,7 +362,7 @@ def test_run__stopped_in_the_step_goes_on_to_the_same_model(data, tmp_path, monk
 
 
 def test_run__of_few_images_reports_the_cross_validated_score_of_the_new_head(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(step, "race_unlabelled", won)
+    monkeypatch.setattr(step, "compare_unlabelled_heads", won)
     few = photos(tmp_path / "few", each=6)
     result = started_from(few, tmp_path / "run", unlabelled=str(tmp_path / "more"))
     assert rungs_of(result.folder)["unlabelled"]["score"] == pytest.approx(17 / 18)
@@ -369,7 +371,7 @@ def test_run__of_few_images_reports_the_cross_validated_score_of_the_new_head(da
 
 @pytest.mark.parametrize("unlabelled", [False, True])
 def test_run__of_fewer_features_than_images_stores_positions_among_all(data, tmp_path, monkeypatch, unlabelled):
-    monkeypatch.setattr(step, "race_unlabelled", won)
+    monkeypatch.setattr(step, "compare_unlabelled_heads", won)
     monkeypatch.setattr(first_model, "PROBE_ONLY_FRACTION", 1e-9)
     few, more = photos(tmp_path / "few", each=6), {"unlabelled": str(tmp_path / "more")} if unlabelled else {}
     console = RecordingConsole()
@@ -465,8 +467,8 @@ def test_tuned_model__has_to_beat_the_better_of_both_first_models(data):
     given = {**SHORT, "data": str(data)}
     setup = assemble(TrainSettings(**given), dict.fromkeys(given, "flag"), SilentConsole().progress)
     for score, floor in ((0.80, 0.82), (0.84, 0.84)):
-        more = TuneStep("more", score, 1.0, {"images": 60, "kept": True})
-        record = TuneRecord(probe=TuneStep("probe", 0.82, 1.0), unlabelled=more)
+        more = EvaluatedModel("more", score, 1.0, {"images": 60, "kept": True})
+        record = TuneRecord(probe=EvaluatedModel("probe", 0.82, 1.0), unlabelled=more)
         assert make_validation(replace(setup, tune_record=record)).floor == floor
         assert record.first_model.score == score
 

@@ -11,7 +11,7 @@ from paucal.tasks.detection.model import DetectorCard
 from paucal.tasks.detection.network.cascade import CascadeHeads
 from paucal.tasks.detection.network.detector import Detector, build_detector
 from paucal.tasks.detection.network.options import DetectorOptions
-from paucal.tasks.detection.objective import Detection
+from paucal.tasks.detection.objective import DetectionObjective
 from paucal.types import Progress, UserError
 
 START = Progress(0, 10, 10)
@@ -73,7 +73,7 @@ def test_detector__answers_within_the_images_with_labels_from_0(kind: str, casca
 @every_backbone
 @both
 def test_losses__reach_every_parameter_that_may_learn(kind: str, cascade: bool):
-    objective = Detection(made(kind, cascade), FineTuning())
+    objective = DetectionObjective(made(kind, cascade), FineTuning())
     objective.train()
     torch.manual_seed(1)
     terms = objective(batch(), START)
@@ -87,7 +87,7 @@ def test_losses__reach_every_parameter_that_may_learn(kind: str, cascade: bool):
 
 @both
 def test_images_without_objects__teach_that_there_is_none(cascade: bool):
-    objective = Detection(made(cascade=cascade), FineTuning()).train()
+    objective = DetectionObjective(made(cascade=cascade), FineTuning()).train()
     values = objective(batch(boxes=False), START).values
     assert all(bool(torch.isfinite(value)) for value in values.values())
     assert all(float(value.detach()) == 0 for name, value in values.items() if name.startswith(("box", "proposal")))
@@ -95,7 +95,7 @@ def test_images_without_objects__teach_that_there_is_none(cascade: bool):
 
 
 def test_a_few_steps__find_the_object_of_one_image():
-    objective = Detection(made("stages"), FineTuning()).train()
+    objective = DetectionObjective(made("stages"), FineTuning()).train()
     optimizer, seen = torch.optim.AdamW(objective.parameters(), lr=3e-3), batch()
     for step in range(70):
         torch.manual_seed(step)
@@ -137,7 +137,7 @@ def test_finer_maps__are_left_out_and_cost_nothing():
 
 
 def test_frozen_stages__stay_as_they_are_in_training():
-    objective = Detection(made(), FineTuning(freeze=1, eval_mode=True)).train()
+    objective = DetectionObjective(made(), FineTuning(freeze=1, eval_mode=True)).train()
     model = objective.backbones()[0].model
     before = {name: value.clone() for name, value in model.state_dict().items()}
     objective(batch(), START).total.backward()
@@ -147,7 +147,7 @@ def test_frozen_stages__stay_as_they_are_in_training():
 
 
 def test_backbone__may_have_a_rate_of_its_own():
-    objective = Detection(made(), FineTuning(), backbone_lr=0.25)
+    objective = DetectionObjective(made(), FineTuning(), backbone_lr=0.25)
     labels = {objective.parameter_group(name) for name, _ in objective.named_parameters()}
     scales = objective.group_scales(START)
     assert labels == {"main", "backbone"}

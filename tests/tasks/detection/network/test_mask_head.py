@@ -18,7 +18,7 @@ from paucal.tasks.detection.network.cascade import CascadeHeads
 from paucal.tasks.detection.network.detector import Detector, build_detector
 from paucal.tasks.detection.network.options import DetectorOptions
 from paucal.tasks.detection.network.region_heads import RegionHeads, mask_layers, mean_masks
-from paucal.tasks.detection.objective import Detection
+from paucal.tasks.detection.objective import DetectionObjective
 from tasks.detection.network.test_detector import SPECS, START, TINY, batch, both
 
 
@@ -52,7 +52,7 @@ def test_layers__are_those_of_torchvisions_mask_rcnn():
 
 @both
 def test_losses__reach_every_parameter_that_may_learn(cascade: bool):
-    objective = Detection(made(cascade), FineTuning()).train()
+    objective = DetectionObjective(made(cascade), FineTuning()).train()
     torch.manual_seed(1)
     terms = objective(masked_batch(), START)
     terms.total.backward()
@@ -69,7 +69,7 @@ def test_losses__reach_every_parameter_that_may_learn(cascade: bool):
 
 @both
 def test_images_without_objects__teach_masks_nothing(cascade: bool):
-    objective = Detection(made(cascade), FineTuning()).train()
+    objective = DetectionObjective(made(cascade), FineTuning()).train()
     values = objective(masked_batch(boxes=False), START).values
     masks = [float(value.detach()) for name, value in values.items() if name.startswith("mask")]
     assert masks == [0.0] * (3 if cascade else 1)
@@ -155,7 +155,7 @@ def test_pasted_masks__fill_their_boxes_in_the_pixels_of_the_image():
 @pytest.mark.slow
 @both
 def test_a_few_steps__find_the_pixels_of_an_object(cascade: bool):
-    objective = Detection(made(cascade), FineTuning()).train()
+    objective = DetectionObjective(made(cascade), FineTuning()).train()
     seen = masked_batch()
     assert seen.masks is not None
     rows, columns = torch.arange(96)[:, None], torch.arange(100)

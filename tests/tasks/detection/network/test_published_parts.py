@@ -14,7 +14,7 @@ from paucal.tasks.detection.network.detector import Detector, build_detector
 from paucal.tasks.detection.network.options import DetectorOptions
 from paucal.tasks.detection.network.proposals import ObjectMatcher
 from paucal.tasks.detection.network.region_heads import AlignedPooling, RegionHeads
-from paucal.tasks.detection.objective import Detection
+from paucal.tasks.detection.objective import DetectionObjective
 from tasks.detection.network.test_detector import SPECS, START, TINY, batch
 
 PUBLISHED = {
@@ -214,7 +214,7 @@ def test_proposals__are_as_many_as_published(options: dict, training: tuple[int,
 @every_kind
 @pytest.mark.parametrize("backbone", ["convolutional", "stages"])
 def test_losses__reach_every_parameter_and_have_the_published_weights(kind: str, backbone: str):
-    objective = Detection(made(kind, backbone), FineTuning()).train()
+    objective = DetectionObjective(made(kind, backbone), FineTuning()).train()
     torch.manual_seed(1)
     terms = objective(batch(), START)
     terms.total.backward()
@@ -230,7 +230,7 @@ def test_losses__reach_every_parameter_and_have_the_published_weights(kind: str,
 
 @every_kind
 def test_images_without_objects__teach_that_there_is_none(kind: str):
-    values = Detection(made(kind), FineTuning()).train()(batch(boxes=False), START).values
+    values = DetectionObjective(made(kind), FineTuning()).train()(batch(boxes=False), START).values
     assert all(bool(torch.isfinite(value)) for value in values.values())
     assert all(float(value.detach()) == 0 for name, value in values.items() if name.startswith(("box", "proposal")))
 

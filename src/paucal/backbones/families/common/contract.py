@@ -18,7 +18,7 @@ DEIT_CROP_RATIO = 224 / 256  # side of the centre crop divided by the resized si
 IMAGENET_STATISTICS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
-def configuration(first_conv: str, classifier: str | tuple[str, ...] = "head", **changes: Any) -> dict[str, Any]:
+def make_default_cfg(first_conv: str, classifier: str | tuple[str, ...] = "head", **changes: Any) -> dict[str, Any]:
     """Return timm's configuration of a model without published weights, for `generate_default_cfgs`.
 
     Args:

@@ -19,7 +19,12 @@ from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.first_model import compare_candidates, fit_probe, prepare_first_model
 from paucal.tasks.classification.auto_tune.precision import choose_training_precision
-from paucal.tasks.classification.auto_tune.state import TuneState, cannot_evaluate_tuning, is_free, is_timed
+from paucal.tasks.classification.auto_tune.state import (
+    TuneState,
+    cannot_evaluate_tuning,
+    is_automatic_setting,
+    is_timed,
+)
 from paucal.tasks.classification.auto_tune.tuning import choose_preset, seconds_per_image, settings_to_store
 from paucal.tasks.classification.auto_tune.unlabelled import learn_from_unlabelled
 from paucal.training import TimePlan
@@ -68,7 +73,7 @@ def _choose_epochs_without_probe(state: TuneState) -> None:
     epoch_seconds = image_seconds * (counts["train"] + counts["val"] / 3)
     state.image_seconds = image_seconds / 3
     if setup.settings.epochs is not None:
-        _set_length(state, setup.settings.epochs, epoch_seconds, {})
+        _store_run_length(state, setup.settings.epochs, epoch_seconds, {})
         return
     seconds_left = state.seconds_left()
     if epoch_seconds > max(seconds_left, 0.0) and epoch_seconds > 1.1 * budget:
@@ -79,7 +84,7 @@ def _choose_epochs_without_probe(state: TuneState) -> None:
         )
     max_epochs = MAX_SCRATCH_EPOCHS if setup.settings.init is None else MAX_EPOCHS
     epochs = max(1, min(max_epochs, int(seconds_left / epoch_seconds)))
-    _set_length(state, epochs, epoch_seconds, {}, max_epochs=max_epochs)
+    _store_run_length(state, epochs, epoch_seconds, {}, max_epochs=max_epochs)
 
 
 def _fit_probe_and_choose_preset(state: TuneState) -> bool:
@@ -103,12 +108,12 @@ def _fit_probe_and_choose_preset(state: TuneState) -> bool:
     if preset_and_cost is None:
         return _keep_probe(state, f"{_describe_shortage(state)}: the probe is the final model")
     preset, cost = preset_and_cost
-    state.consider(preset.settings)
+    state.plan_for_preset(preset.settings)
     epochs = state.setup.settings.epochs
     if epochs is None:
         epochs = max(1, min(MAX_EPOCHS, int(state.seconds_left(cost.pixel_ratio) / cost.epoch_seconds)))
     changes = {"img_size": cost.image_size, **settings_to_store(state.setup, preset)}
-    _set_length(state, epochs, cost.epoch_seconds, changes, cost.pixel_ratio)
+    _store_run_length(state, epochs, cost.epoch_seconds, changes, cost.pixel_ratio)
     return True
 
 
@@ -126,7 +131,7 @@ def _describe_shortage(state: TuneState) -> str:
     return f"the memory is too small for tuning ({advice})"
 
 
-def _set_length(
+def _store_run_length(
     state: TuneState,
     epochs: int,
     epoch_seconds: float,
@@ -142,13 +147,16 @@ def _set_length(
     timed = is_timed(state.setup)
     if timed and state.record.candidates:
         schedule = long_run_schedule(epochs, changes.get("lr", state.setup.settings.lr))
-        changes = {**changes, **{name: value for name, value in schedule.items() if is_free(state.setup, name)}}
+        changes = {
+            **changes,
+            **{name: value for name, value in schedule.items() if is_automatic_setting(state.setup, name)},
+        }
     setup = state.reassemble(**{**changes, "epochs": epochs})
     seconds_left = state.seconds_left(pixel_ratio) if timed else math.inf
     seconds = min(epochs * epoch_seconds, max(seconds_left, 0.0)) + state.final_eval_seconds(pixel_ratio)
-    tuned_names = [name for name in changes if is_free(state.setup, name)]
+    tuned_names = [name for name in changes if is_automatic_setting(state.setup, name)]
     reasons = dict.fromkeys(tuned_names, "chosen by trials on these images, or by the time available")
-    if not is_free(state.setup, "epochs"):
+    if not is_automatic_setting(state.setup, "epochs"):
         plan = f"{counted(epochs, 'epoch')}, as given"
     else:
         plan = reasons["epochs"] = _describe_length(epochs, epoch_seconds, seconds_left, max_epochs)

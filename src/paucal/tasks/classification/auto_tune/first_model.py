@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
-from paucal.backbones.stage_classifier import add_stage_classifier, last_stage_maps
+from paucal.backbones.stage_classifier import add_stage_classifier, last_stage_poolings
 from paucal.evaluation.predictions import Predictions, predict_in_order
 from paucal.models.card import ModelCard
-from paucal.models.features import ClassifierInputs, StageClassifierInputs, linear_classifier
+from paucal.models.features import ClassifierInputExtractor, StageClassifierInputExtractor, linear_classifier
 from paucal.models.precision import EXPLICIT_CHOICES
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import save_trained
@@ -24,13 +24,18 @@ from paucal.runner.loaders import eval_loader
 from paucal.runner.run_time import end_time_text
 from paucal.settings.shared import JobSettings
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.head_race import MAX_RACE_IMAGES, RaceResult, race_heads, store_held_out
+from paucal.tasks.classification.auto_tune.head_race import (
+    MAX_RACE_IMAGES,
+    HeadComparison,
+    compare_heads,
+    store_held_out,
+)
 from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.learning_curve import measure_learning_curve, write_curve
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES_KEY, calibrated_losses
 from paucal.tasks.classification.auto_tune.precision import choose_feature_precision
 from paucal.tasks.classification.auto_tune.probe import MAX_COMPARED, Head, fit_head, score_head, stratified_sample
-from paucal.tasks.classification.auto_tune.record import TuneStep
+from paucal.tasks.classification.auto_tune.record import EvaluatedModel
 from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState, cannot_evaluate_tuning
 from paucal.tasks.classification.auto_tune.stored_heads import PROBE_FILE, save_head
 from paucal.tasks.classification.auto_tune.taught_head import learn_from_teacher
@@ -50,7 +55,7 @@ MAX_CANDIDATE_FRACTION, MAX_CANDIDATE_SECONDS, MAX_CANDIDATE_IMAGES = 0.05, 60.0
 NEXT_TIME_RATIO = 1.5  # assumed time of the next candidate, as a multiple of the last candidate's time
 
 
-def frozen_features(
+def compute_frozen_features(
     model: nn.Module,
     data: SplitImages,
     indices: NDArray[np.int64],
@@ -64,10 +69,10 @@ def frozen_features(
 
     The network is moved to the run's device. `indices` are (N,) indices in the data set; `progress` is called with the
     number of finished images and the number of all images. With `staged`, the pooled feature maps of the last stages
-    are appended, see `StageClassifierInputs`. `autocast` is the dtype of mixed precision; None for float32.
+    are appended, see `StageClassifierInputExtractor`. `autocast` is the dtype of mixed precision; None for float32.
     """
     device, model = settings.device, model.to(settings.device)
-    inputs = StageClassifierInputs(model, preprocess.image_size) if staged else ClassifierInputs(model)
+    inputs = StageClassifierInputExtractor(model, preprocess.image_size) if staged else ClassifierInputExtractor(model)
     try:
         loader = eval_loader(data, indices, preprocess, settings)
         return predict_in_order(inputs, loader, indices, device, progress, autocast)
@@ -84,15 +89,17 @@ def compare_candidates(state: TuneState) -> None:
         state.console.say(f"note: no time to compare {model} with {other_names}; choose a model with --model")
         return
     labels, max_seconds = _training_labels(setup), _max_comparison_seconds(state)
-    indices, groups = setup.data.part("train")[rows.numpy()], training_groups(setup.data, rows)
+    indices, groups = setup.data.split_indices("train")[rows.numpy()], training_groups(setup.data, rows)
     for name in state.record.candidates:
         start_time = time.monotonic()
         trial_setup = setup if name == setup.settings.model else state.reassemble(model=name)
         with state.console.progress(f"trying {name}") as advance:
             network, preprocess = trial_setup.objective.deployable(), trial_setup.card.preprocessing
-            features = frozen_features(network, setup.data, indices, preprocess, trial_setup.settings, advance)
+            features = compute_frozen_features(network, setup.data, indices, preprocess, trial_setup.settings, advance)
         head = fit_head(features, labels[rows], len(setup.card.classes), setup.settings.seed, (100.0,), groups)
-        steps.append(TuneStep(name, head.cross_validated or 0.0, time.monotonic() - start_time, {"images": len(rows)}))
+        steps.append(
+            EvaluatedModel(name, head.cross_validated or 0.0, time.monotonic() - start_time, {"images": len(rows)})
+        )
         if _affordable_winner(state, steps).name == name and trial_setup is not setup:
             state.setup = trial_setup
         # Estimate the next candidate's time from the last candidate's, since timing a few images says little on a busy
@@ -132,14 +139,14 @@ def _choose_candidate_rows(state: TuneState) -> Tensor | None:
 
 
 def _training_labels(setup: TrainingSetup) -> Tensor:
-    return torch.from_numpy(setup.data.images.targets).long()[torch.from_numpy(setup.data.part("train"))]
+    return torch.from_numpy(setup.data.images.targets).long()[torch.from_numpy(setup.data.split_indices("train"))]
 
 
 def _max_comparison_seconds(state: TuneState) -> float:
     return min(MAX_CANDIDATE_SECONDS, MAX_CANDIDATE_FRACTION * state.record.budget or MAX_CANDIDATE_SECONDS)
 
 
-def _affordable_winner(state: TuneState, steps: Sequence[TuneStep]) -> TuneStep:
+def _affordable_winner(state: TuneState, steps: Sequence[EvaluatedModel]) -> EvaluatedModel:
     """Return the best of the candidates that leave time for `MIN_EPOCHS_AFTER` epochs of tuning; see `pick_winner`."""
     budget = state.record.budget
     return pick_winner(find_affordable(steps, budget - state.spent, _count_forward_passes(state)) if budget else steps)
@@ -151,7 +158,7 @@ def _count_forward_passes(state: TuneState) -> float:
     return sum(counts.values()) + MIN_EPOCHS_AFTER * TRAINING_COST * counts["train"]
 
 
-def find_affordable(steps: Sequence[TuneStep], seconds: float, n_images: float) -> Sequence[TuneStep]:
+def find_affordable(steps: Sequence[EvaluatedModel], seconds: float, n_images: float) -> Sequence[EvaluatedModel]:
     """Return the candidates that can process `n_images` images in `seconds` seconds, or else the fastest candidate.
 
     On 5,000 small images, a network that was 50 % slower and five points better left no time for tuning: its test
@@ -161,7 +168,7 @@ def find_affordable(steps: Sequence[TuneStep], seconds: float, n_images: float) 
     return fast_enough or [min(steps, key=lambda step: step.seconds)]
 
 
-def pick_winner(steps: Sequence[TuneStep]) -> TuneStep:
+def pick_winner(steps: Sequence[EvaluatedModel]) -> EvaluatedModel:
     """Return the fastest candidate with a score within a standard error of the best, to save time for tuning."""
     best = max(steps, key=lambda step: step.score)
     error = math.sqrt(best.score * (1 - best.score) / best.details["images"])
@@ -187,10 +194,12 @@ def prepare_first_model(state: TuneState) -> None:
 
 def _time_forward_pass(state: TuneState) -> None:
     """Time the frozen network on a few images."""
-    setup, sample = state.setup, state.setup.data.part("train")[:16]
+    setup, sample = state.setup, state.setup.data.split_indices("train")[:16]
     for _ in range(2):  # the first pass is a warm-up
         start_time = time.perf_counter()
-        frozen_features(setup.objective.deployable(), setup.data, sample, setup.card.preprocessing, setup.settings)
+        compute_frozen_features(
+            setup.objective.deployable(), setup.data, sample, setup.card.preprocessing, setup.settings
+        )
         state.image_seconds = (time.perf_counter() - start_time) / len(sample)
 
 
@@ -233,8 +242,8 @@ def fit_probe(state: TuneState) -> None:
     save_head(state.run, fitted.head, PROBE_FILE)  # tuning starts from logistic regression, even if another head won
     network, card = setup.objective.deployable(), setup.card
     if fitted.race.head is not None:
-        network, card = with_head(network, card, fitted.race.head, staged=True)
-    if fitted.race.held_out is not None and not len(setup.data.part("val")):
+        network, card = copy_with_head(network, card, fitted.race.head, staged=True)
+    if fitted.race.held_out is not None and not len(setup.data.split_indices("val")):
         store_held_out(state.run, fitted.race.held_out, fitted.rows)
         if setup.settings.calibrate == "temperature":
             card = card.at_temperature(fitted.race.held_out.temperature)
@@ -255,8 +264,8 @@ def fit_probe(state: TuneState) -> None:
         "arithmetic": state.precision.precision,
         **{key: getattr(state.precision, name) for name, key in PRECISION_KEYS.items()},
     }
-    state.save(probe=TuneStep("probe", fitted.score, time.monotonic() - start_time, details))
-    images_of_score = "validation images" if len(setup.data.part("val")) else "held-out training images"
+    state.save(probe=EvaluatedModel("probe", fitted.score, time.monotonic() - start_time, details))
+    images_of_score = "validation images" if len(setup.data.split_indices("val")) else "held-out training images"
     score = setup.data.primary_metric.format_score(fitted.score, images_of_score)
     state.console.say(
         f"first model after {format_duration(state.spent)}: {score} "
@@ -265,7 +274,7 @@ def fit_probe(state: TuneState) -> None:
     )
 
 
-def with_head(network: nn.Module, card: ModelCard, head: Head, staged: bool) -> tuple[nn.Module, ModelCard]:
+def copy_with_head(network: nn.Module, card: ModelCard, head: Head, staged: bool) -> tuple[nn.Module, ModelCard]:
     """Return a copy of a network on the CPU with another head, and the model card of the copy.
 
     `staged` means that the head also reads the last stages.
@@ -283,10 +292,10 @@ def with_head(network: nn.Module, card: ModelCard, head: Head, staged: bool) -> 
 def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: bool = False) -> FittedHead:
     """Fit a linear head to the features of the network of `setup`, at the image size of `setup`.
 
-    With `race`, the head is compared with heads that also read the last stages, see `race_heads`.
+    With `race`, the head is compared with heads that also read the last stages, see `compare_heads`.
     """
     data, settings = setup.data, setup.settings
-    train, val = (torch.from_numpy(data.part(name)) for name in ("train", "val"))
+    train, val = (torch.from_numpy(data.split_indices(name)) for name in ("train", "val"))
     all_labels, rows = torch.from_numpy(data.images.targets).long(), torch.arange(len(train))
     max_images = _max_probe_seconds(state) * state.precision.speed / max(state.image_seconds, 1e-9)
     if state.record.budget and len(train) > max_images:
@@ -295,10 +304,10 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
     indices = torch.cat([train[rows], val])
     network, card = setup.objective.deployable(), setup.card
     race = race and all_labels.ndim == 1
-    staged = race and bool(last_stage_maps(network, card.backbone.image_size))
+    staged = race and bool(last_stage_poolings(network, card.backbone.image_size))
     start_time = time.perf_counter()
     with state.console.progress(title) as advance:
-        features = frozen_features(
+        features = compute_frozen_features(
             network, data, indices.numpy(), card.preprocessing, settings, advance, staged, state.precision.dtype
         )
     image_seconds = (time.perf_counter() - start_time) / max(len(indices), 1) * state.precision.speed
@@ -307,10 +316,10 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
     # Fits to few images multiply many small matrices, for which several threads are slower on a busy machine.
     with threadpool_limits(1 if count <= MAX_COMPARED else None):
         head = fit_head(last[:count], labels[:count], len(card.classes), settings.seed, groups=groups)
-        start_time, result = time.perf_counter(), RaceResult()
+        start_time, result = time.perf_counter(), HeadComparison()
         # Without heads on the last stages, the comparison still gives cross-validated predictions.
         if staged or (race and (not len(val) or settings.unlabelled)):
-            result = race_heads(
+            result = compare_heads(
                 last[:count],
                 features[:count],
                 labels[:count],
@@ -351,7 +360,7 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
 def training_groups(data: SplitImages, rows: Tensor) -> Tensor | None:
     """Return the `--group-by` groups of the training images at the indices `rows`; None if the run has no groups."""
     groups = data.split.groups
-    return None if groups is None else torch.from_numpy(groups[data.part("train")])[rows]
+    return None if groups is None else torch.from_numpy(groups[data.split_indices("train")])[rows]
 
 
 def classifier_width(network: nn.Module) -> int | None:

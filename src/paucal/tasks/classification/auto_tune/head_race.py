@@ -26,7 +26,7 @@ from paucal.tasks.classification.auto_tune.probe import (
     FitHead,
     Folds,
     Head,
-    fit_regression,
+    fit_logistic_regression,
     held_out_logits,
     standardise,
     stratified_sample,
@@ -44,7 +44,7 @@ TEMPERATURES = torch.logspace(-2, 1, 61, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
-class RaceResult:
+class HeadComparison:
     """Outcome of a comparison of heads.
 
     Attributes:
@@ -62,12 +62,12 @@ class RaceResult:
     losses: Mapping[str, float] = field(default_factory=dict)
     lead: float = 0.0
     error: float = 0.0
-    held_out: "HeldOut | None" = None
+    held_out: "HeldOutLogits | None" = None
     mixture: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutLogits:
     """Logits of training images in a repeated cross-validation, each from a head that was not fitted to the image.
 
     Attributes:
@@ -91,7 +91,7 @@ class HeldOut:
         return self.logits.argmax(2) == self.labels
 
 
-def store_held_out(run: RunFolder, held_out: HeldOut, train_rows: Tensor) -> None:
+def store_held_out(run: RunFolder, held_out: HeldOutLogits, train_rows: Tensor) -> None:
     """Store cross-validated logits in the run folder, with their rows as indices into all training images.
 
     `train_rows` holds the (N,) indices of the cross-validated images in all training images.
@@ -100,13 +100,13 @@ def store_held_out(run: RunFolder, held_out: HeldOut, train_rows: Tensor) -> Non
     save_weights(run.path / HELD_OUT_FILE, {**values, "folds": torch.tensor(held_out.folds)})
 
 
-def read_held_out(run: RunFolder) -> HeldOut:
+def read_held_out(run: RunFolder) -> HeldOutLogits:
     """Read stored cross-validated logits, whose rows are indices into all training images."""
     arrays = read_weights(run.path / HELD_OUT_FILE)
-    return HeldOut(arrays["rows"], arrays["logits"], arrays["labels"], int(arrays["folds"]))
+    return HeldOutLogits(arrays["rows"], arrays["logits"], arrays["labels"], int(arrays["folds"]))
 
 
-def race_heads(  # noqa: PLR0913 (callers pass different options)
+def compare_heads(  # noqa: PLR0913 (callers pass different options)
     last: Tensor,
     staged: Tensor,
     labels: Tensor,
@@ -116,7 +116,7 @@ def race_heads(  # noqa: PLR0913 (callers pass different options)
     heads: Mapping[str, FitHead] = HEADS,
     max_images: int = MAX_RACE_IMAGES,
     groups: Tensor | None = None,
-) -> RaceResult:
+) -> HeadComparison:
     """Compare heads by cross-validation on training images, and fit the best head to all training images.
 
     `last` are the (N, D) last features, `staged` (N, D + S) last features followed by pooled last stages, and `labels`
@@ -126,15 +126,15 @@ def race_heads(  # noqa: PLR0913 (callers pass different options)
     """
     counts = labels.bincount(minlength=n_classes)
     if int((counts > 1).sum()) < 2:
-        return RaceResult()
+        return HeadComparison()
     if len(labels) < N_FOLDS:  # too few images to compare heads
         heads = {}
     rows = stratified_sample(labels, max_images, seed)
     splits = repeated_folds(labels[rows], seed, None if groups is None else groups[rows])
-    is_evaluated = can_score(labels[rows], splits)
+    is_evaluated = find_scorable_images(labels[rows], splits)
     truth, n_folds = labels[rows][is_evaluated], len(splits[0])
     if not len(truth):
-        return RaceResult()
+        return HeadComparison()
 
     def compute_logits(features: Tensor, fit: FitHead) -> Tensor:
         return held_out_logits(features, labels[rows], n_classes, fit, splits)[:, is_evaluated]
@@ -143,23 +143,23 @@ def race_heads(  # noqa: PLR0913 (callers pass different options)
     logits = {name: compute_logits(coordinates, fit) for name, fit in heads.items()}
     mixtures = _candidate_mixtures(logits, truth)
     losses = {name: _mean_losses(_mix_logits(logits, mixture), truth) for name, mixture in mixtures.items()}
-    fit_last = partial(fit_regression, strength=strength)
+    fit_last = partial(fit_logistic_regression, strength=strength)
     last_logits = compute_logits(standardise(last[rows]).coordinates, fit_last)
     temperature = best_temperature(last_logits, truth)
-    last_held_out = HeldOut(rows[is_evaluated], last_logits / temperature, truth, n_folds, temperature)
+    last_held_out = HeldOutLogits(rows[is_evaluated], last_logits / temperature, truth, n_folds, temperature)
     losses[DEFAULT_HEAD] = _mean_losses(last_held_out.logits, truth)
     if not mixtures:
-        return RaceResult(losses={DEFAULT_HEAD: float(losses[DEFAULT_HEAD].mean())}, held_out=last_held_out)
+        return HeadComparison(losses={DEFAULT_HEAD: float(losses[DEFAULT_HEAD].mean())}, held_out=last_held_out)
     best = min(mixtures, key=lambda name: float(losses[name].mean()))
     leads = losses[DEFAULT_HEAD] - losses[best]
     lead, error = float(leads.mean()), float(leads.std()) / math.sqrt(len(leads))
     means = {name: float(values.mean()) for name, values in losses.items()}
     if not lead > error:
-        return RaceResult(losses=means, lead=lead, error=error, held_out=last_held_out)
-    held_out = HeldOut(rows[is_evaluated], _mix_logits(logits, mixtures[best]), truth, n_folds)
+        return HeadComparison(losses=means, lead=lead, error=error, held_out=last_held_out)
+    held_out = HeldOutLogits(rows[is_evaluated], _mix_logits(logits, mixtures[best]), truth, n_folds)
     weight, bias = fit_mixture(staged, labels, n_classes, mixtures[best], heads)
     head = Head(weight, bias, DEFAULT_STRENGTH, float(held_out.is_correct.double().mean()))
-    return RaceResult(best, head, means, lead, error, held_out, mixtures[best])
+    return HeadComparison(best, head, means, lead, error, held_out, mixtures[best])
 
 
 def repeated_folds(labels: Tensor, seed: int, groups: Tensor | None = None) -> list[Folds]:
@@ -173,7 +173,7 @@ def repeated_folds(labels: Tensor, seed: int, groups: Tensor | None = None) -> l
     return [draw_folds(labels, derive_seed(seed, repeat), folds, groups) for repeat in range(repeats)]
 
 
-def can_score(labels: Tensor, splits: Sequence[Folds]) -> Tensor:
+def find_scorable_images(labels: Tensor, splits: Sequence[Folds]) -> Tensor:
     """Return (N,) booleans: whether each fit that leaves out the image includes other images of its class.
 
     False for the images of a class with a single image or a single group.

@@ -14,7 +14,7 @@ from paucal.tasks.classification.auto_tune.probe import (
     ABSENT_LOGIT,
     DEFAULT_STRENGTH,
     FitHead,
-    fit_regression,
+    fit_logistic_regression,
     standardise,
 )
 
@@ -68,7 +68,7 @@ def fit_soft_gaussian(features: Tensor, class_weights: Tensor) -> LinearClassifi
 
 def fit_logistic_stages(features: Tensor, labels: Tensor, n_classes: int) -> LinearClassifier:
     """Fit logistic regression with a fixed penalty; a choice among 1, 10, 100 and 1000 was no better on average."""
-    return fit_regression(features, labels, n_classes, DEFAULT_STRENGTH)
+    return fit_logistic_regression(features, labels, n_classes, DEFAULT_STRENGTH)
 
 
 HEADS: Mapping[str, FitHead] = {

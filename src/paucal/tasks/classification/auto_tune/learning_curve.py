@@ -21,7 +21,7 @@ from paucal.tasks.classification.auto_tune.head_race import repeated_folds
 from paucal.tasks.classification.auto_tune.probe import (
     ABSENT_LOGIT,
     MAX_COMPARED,
-    fit_regression,
+    fit_logistic_regression,
     standardise,
     stratified_sample,
 )
@@ -92,7 +92,7 @@ def measure_learning_curve(
             subsets = [rows[draw_few(labels[rows], count, derive_seed(seed, repeat))] for count in counts]
             for index, fit_rows in enumerate([*subsets, rows]):
                 standard, fraction = standardise(features[fit_rows]), len(fit_rows) / len(labels)
-                fitted = fit_regression(standard.coordinates, labels[fit_rows], n_classes, strength * fraction)
+                fitted = fit_logistic_regression(standard.coordinates, labels[fit_rows], n_classes, strength * fraction)
                 weight, bias = standard.unstandardise(fitted.weight, fitted.bias.clamp(min=ABSENT_LOGIT))
                 predicted = (features[held_out].double() @ weight.T + bias).argmax(1)
                 is_correct[index, repeat, held_out.numpy()] = (predicted == labels[held_out]).numpy()

@@ -36,7 +36,7 @@ def is_clearly_lower(losses: Sequence[float], other_losses: Sequence[float]) -> 
     return bool(leads.mean() > leads.std() / math.sqrt(leads.size))
 
 
-def differs(score: float, other_score: float, n_images: int, errors: float = 1.0) -> bool:
+def accuracies_differ(score: float, other_score: float, n_images: int, errors: float = 1.0) -> bool:
     """Return whether two accuracies on `n_images` images differ by more than `errors` standard errors."""
     variance = sum(accuracy * (1 - accuracy) for accuracy in (score, other_score)) / max(n_images, 1)
     return abs(score - other_score) > errors * math.sqrt(variance)
@@ -49,6 +49,6 @@ def is_better(score: float, losses: Sequence[float], other_score: float, other_l
     classified 82.0 % of 1,200 test images correctly, and rejected a tuned model with 85.8 %
     (docs/lab/2026-11-26-ways-to-tune.md).
     """
-    if differs(score, other_score, len(losses)):
+    if accuracies_differ(score, other_score, len(losses)):
         return score > other_score
     return float(np.mean(losses)) < float(np.mean(other_losses))

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from paucal.models.features import ClassifierInputs
+from paucal.models.features import ClassifierInputExtractor
 from paucal.models.precision import (
     EXPLICIT_CHOICES,
     FLOAT32,
@@ -16,7 +16,7 @@ from paucal.models.precision import (
 )
 from paucal.runner.loaders import eval_loader
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.state import TuneState, is_free
+from paucal.tasks.classification.auto_tune.state import TuneState, is_automatic_setting
 from paucal.training.trial_step import forward_and_backward, trial_steps
 from paucal.types import Batch
 
@@ -31,10 +31,10 @@ def choose_feature_precision(setup: TrainingSetup) -> PrecisionChoice:
     if not bfloat16_flags():
         return FLOAT32
     counts = setup.data.counts()
-    inputs = ClassifierInputs(setup.objective.deployable().eval())
+    inputs = ClassifierInputExtractor(setup.objective.deployable().eval())
     try:
         images = _sample_batch(setup).views[0]
-        return choose_precision(inputs, images, settings.model, counts["train"] + counts["val"], classes=False)
+        return choose_precision(inputs, images, settings.model, counts["train"] + counts["val"], has_logits=False)
     finally:
         inputs.close()
 
@@ -42,7 +42,7 @@ def choose_feature_precision(setup: TrainingSetup) -> PrecisionChoice:
 def choose_training_precision(state: TuneState) -> None:
     """Tune in bfloat16 if bfloat16 gives nearly the same features and makes a training step faster on this machine."""
     setup, choice = state.setup, state.precision
-    may_change = is_free(setup, "precision") and setup.settings.precision == "32-true"
+    may_change = is_automatic_setting(setup, "precision") and setup.settings.precision == "32-true"
     if choice.dtype is None or not choice.measured or not may_change:
         return
     batch, device = _sample_batch(setup), torch.device("cpu")
@@ -63,5 +63,5 @@ def choose_training_precision(state: TuneState) -> None:
 
 
 def _sample_batch(setup: TrainingSetup) -> Batch:
-    rows = setup.data.part("train")[:MEASURED_IMAGES]
+    rows = setup.data.split_indices("train")[:MEASURED_IMAGES]
     return next(iter(eval_loader(setup.data, rows, setup.card.preprocessing, setup.settings)))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paucal.data.splits.groups import stratify_iteratively
 from paucal.evaluation.protocols.classifier import LinearClassifier, balanced_fold_count, draw_folds
-from paucal.evaluation.protocols.logistic import Solver, fit_independent, fit_logistic
+from paucal.evaluation.protocols.logistic import SolverSettings, fit_independent, fit_logistic
 from paucal.metrics.measures import measure_of, value_of
 
 # L2 penalties on standardised features; a few suffice, since the optimum is flat.
@@ -18,7 +18,7 @@ PENALTIES = (1.0, 10.0, 100.0, 1000.0)
 DEFAULT_STRENGTH = 100.0  # L2 penalty if there are too few images for cross-validation
 N_FOLDS = 3
 MAX_COMPARED = 3000  # maximum number of images for cross-validation
-SOLVER = Solver(max_iterations=200)
+SOLVER = SolverSettings(max_iterations=200)
 ABSENT_LOGIT = -30.0  # logit of a class without training images: below all other logits, but finite, as losses need
 Folds = list[tuple[Tensor, Tensor]]  # for each fold, the rows to fit on and the held-out rows
 # A function that fits a linear classifier, given (N, D) float64 standardised features (or coordinates with the same
@@ -121,7 +121,7 @@ def fit_head(
     """
     standard = standardise(features)
     strength, score = _choose_penalty(standard.coordinates, labels, n_classes, seed, strengths, groups)
-    fitted = fit_regression(standard.coordinates, labels, n_classes, strength)
+    fitted = fit_logistic_regression(standard.coordinates, labels, n_classes, strength)
     weight, bias = standard.unstandardise(fitted.weight, fitted.bias.clamp(min=ABSENT_LOGIT))
     return Head(weight.float(), bias.float(), strength, score)
 
@@ -137,7 +137,7 @@ def _choose_penalty(
     folds = _fold_rows(truth, seed, None if groups is None else groups[subset])
 
     def score(strength: float) -> float:
-        fit = partial(fit_regression, strength=strength)
+        fit = partial(fit_logistic_regression, strength=strength)
         return _score(held_out_logits(features, truth, n_classes, fit, [folds])[0], truth)
 
     scores = [score(strength) for strength in strengths]
@@ -154,7 +154,7 @@ def held_out_logits(features: Tensor, labels: Tensor, n_classes: int, fit: FitHe
     return logits
 
 
-def fit_regression(features: Tensor, labels: Tensor, n_classes: int, strength: float) -> LinearClassifier:
+def fit_logistic_regression(features: Tensor, labels: Tensor, n_classes: int, strength: float) -> LinearClassifier:
     """Fit logistic regression with an L2 penalty; one regression per class for (N, K) labels."""
     if labels.ndim == 1:
         return fit_logistic(features, labels, n_classes, strength, SOLVER)

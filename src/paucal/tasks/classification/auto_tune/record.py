@@ -12,7 +12,7 @@ STORED_NAMES = {"candidate_scores": "race"}  # names in the file that differ fro
 
 
 @dataclass(frozen=True)
-class TuneStep:
+class EvaluatedModel:
     """One evaluated model: a candidate, the probe or a trial.
 
     Attributes:
@@ -53,23 +53,23 @@ class TuneRecord:
     candidates: tuple[str, ...] = ()
     budget: float = 0.0
     spent: float = 0.0
-    candidate_scores: tuple[TuneStep, ...] = ()
-    probe: TuneStep | None = None
+    candidate_scores: tuple[EvaluatedModel, ...] = ()
+    probe: EvaluatedModel | None = None
     sizes: Mapping[str, float | None] = field(default_factory=dict)
     tuning: Mapping[str, Any] = field(default_factory=dict)
-    trials: tuple[TuneStep, ...] = ()
+    trials: tuple[EvaluatedModel, ...] = ()
     plan: str = ""
     tune: bool = True
-    unlabelled: TuneStep | None = None
+    unlabelled: EvaluatedModel | None = None
 
     @property
-    def first_model(self) -> TuneStep | None:
+    def first_model(self) -> EvaluatedModel | None:
         """Step of the first model: the probe, or the head that also uses unlabelled images if that head is kept."""
         is_kept = self.unlabelled is not None and self.unlabelled.details.get("kept")
         return self.unlabelled if is_kept else self.probe
 
     @property
-    def floor(self) -> float | None:
+    def score_to_beat(self) -> float | None:
         """Validation score that a tuned model must exceed: the higher of the probe's and the first model's."""
         return max((step.score for step in (self.probe, self.first_model) if step is not None), default=None)
 
@@ -105,5 +105,5 @@ def read_record(run: RunFolder | None) -> TuneRecord | None:
         ) from problem
 
 
-def _read_step(value: Mapping[str, Any]) -> TuneStep:
-    return TuneStep(str(value["name"]), float(value["score"]), float(value["seconds"]), dict(value["details"]))
+def _read_step(value: Mapping[str, Any]) -> EvaluatedModel:
+    return EvaluatedModel(str(value["name"]), float(value["score"]), float(value["seconds"]), dict(value["details"]))

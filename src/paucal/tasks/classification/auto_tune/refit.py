@@ -14,20 +14,20 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
-from paucal.backbones.stage_classifier import last_stage_maps
+from paucal.backbones.stage_classifier import last_stage_poolings
 from paucal.data.images import ImageSet
 from paucal.evaluation.calibration import fit_temperature
 from paucal.evaluation.predictions import Predictions
 from paucal.models.card import ModelCard
 from paucal.runner.console import Console
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.first_model import classifier_width, frozen_features, with_head
+from paucal.tasks.classification.auto_tune.first_model import classifier_width, compute_frozen_features, copy_with_head
 from paucal.tasks.classification.auto_tune.head_race import DEFAULT_HEAD
 from paucal.tasks.classification.auto_tune.heads import HEADS, fit_mixture
 from paucal.tasks.classification.auto_tune.paired_losses import calibrated_losses
 from paucal.tasks.classification.auto_tune.probe import DEFAULT_STRENGTH, Head, fit_head, score_head, stratified_sample
-from paucal.tasks.classification.auto_tune.resumed_features import FrozenOutputs, ResumableFeatures
-from paucal.tasks.classification.auto_tune.unlabelled_head import LABELS_ALONE, fit_heads, make_pool
+from paucal.tasks.classification.auto_tune.resumed_features import FrozenOutputs, ResumableFeatureExtractor
+from paucal.tasks.classification.auto_tune.unlabelled_head import LABELS_ALONE, compute_principal_axes, fit_heads
 from paucal.tasks.classification.unlabelled_images import as_training_split
 
 
@@ -49,9 +49,9 @@ class RefittedHead:
     score: float
     losses: list[float]
 
-    def deployed(self, network: nn.Module, card: ModelCard) -> tuple[nn.Module, ModelCard]:
+    def copy_network_with_head(self, network: nn.Module, card: ModelCard) -> tuple[nn.Module, ModelCard]:
         """Return a copy of the network with this head, and the model card of the copy."""
-        return with_head(network, card, self.head, self.staged)
+        return copy_with_head(network, card, self.head, self.staged)
 
 
 def refit_head(
@@ -67,8 +67,8 @@ def refit_head(
     is_multi_label = data.images.multi_hot is not None
     if record is None or record.probe is None or is_multi_label:
         return None
-    staged = bool(last_stage_maps(network, card.backbone.image_size))
-    train, val = data.part("train"), data.part("val")
+    staged = bool(last_stage_poolings(network, card.backbone.image_size))
+    train, val = data.split_indices("train"), data.split_indices("val")
     labels, seed = torch.from_numpy(data.images.targets).long(), setup.settings.seed
     images = int(record.probe.details.get("images", len(train)))
     if images < len(train):
@@ -76,8 +76,10 @@ def refit_head(
     rows = np.concatenate([train, val])
 
     with console.progress("features of the tuned network") as advance:
-        features = frozen_features(network, data, rows, card.preprocessing, setup.settings, advance, staged)
-    unlabelled_features = None if unlabelled is None else _read_again(setup, network, console, unlabelled, staged)
+        features = compute_frozen_features(network, data, rows, card.preprocessing, setup.settings, advance, staged)
+    unlabelled_features = (
+        None if unlabelled is None else _compute_unlabelled_features(setup, network, console, unlabelled, staged)
+    )
     row_labels, count, n_classes = labels[rows], len(train), len(card.classes)
     last = features[:, : classifier_width(network)]
     truth, groups = row_labels[count:], data.split.groups
@@ -101,7 +103,7 @@ def refit_head(
         values = features if staged else last
         padded_weight = torch.zeros(n_classes, values.shape[1])
         padded_weight[:, : best.head.weight.shape[1]] = best.head.weight
-        pool = make_pool(unlabelled_features)
+        pool = compute_principal_axes(unlabelled_features)
         heads = fit_heads(
             values[:count], row_labels[:count], n_classes, pool, base=lambda *_: (padded_weight, best.head.bias)
         )
@@ -113,7 +115,7 @@ def refit_head(
     return min(candidates, key=_total_loss)
 
 
-def _read_again(
+def _compute_unlabelled_features(
     setup: TrainingSetup, network: nn.Module, console: Console, unlabelled: ImageSet | FrozenOutputs, staged: bool
 ) -> Tensor:
     """Return the (U, D) features that a tuned network computes for the unlabelled images."""
@@ -121,9 +123,11 @@ def _read_again(
     with console.progress("tuned features of images without labels") as advance:
         if isinstance(unlabelled, ImageSet):
             data, rows = as_training_split(unlabelled), np.arange(len(unlabelled))
-            return frozen_features(network, data, rows, preprocess, settings, advance, staged)
+            return compute_frozen_features(network, data, rows, preprocess, settings, advance, staged)
         assert isinstance(settings.freeze, int)
-        resumable = ResumableFeatures(network.to(settings.device), preprocess.image_size, staged, settings.freeze)
+        resumable = ResumableFeatureExtractor(
+            network.to(settings.device), preprocess.image_size, staged, settings.freeze
+        )
         try:
             return resumable.resume_all(unlabelled, advance)
         finally:

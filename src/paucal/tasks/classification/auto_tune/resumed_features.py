@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from paucal.backbones.forward_hooks import recorded_outputs
 from paucal.backbones.frozen_stages import FrozenStages
 from paucal.backbones.layout import Size
-from paucal.backbones.probe import make_probe_images, temporary_eval_mode
-from paucal.backbones.stage_classifier import StagePool, last_stage_maps
-from paucal.models.features import ClassifierInputs
+from paucal.backbones.probe import make_dummy_images, temporary_eval_mode
+from paucal.backbones.stage_classifier import StagePool, last_stage_poolings
+from paucal.models.features import ClassifierInputExtractor
 from paucal.types import UserError
 
 FROZEN_FILE = "unlabelled-frozen.safetensors"  # in the run folder, removed at the end of the run
 BATCH_SIZE = 32  # number of images in a batch of stored outputs
 TOLERANCE = 1e-2  # tolerance for features computed from float16 outputs, relative to the features' standard deviation
 
-_Hooked = TypeVar("_Hooked", FrozenStages, ClassifierInputs, StagePool)
+_Hooked = TypeVar("_Hooked", FrozenStages, ClassifierInputExtractor, StagePool)
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class FrozenOutputs:
         return cls(tensors["activations"], tensors["pooled"], float(tensors["seconds"]))
 
 
-class ResumableFeatures(nn.Module):
+class ResumableFeatureExtractor(nn.Module):
     """Outputs the (B, D) features of a network, and stores the outputs of its frozen stages.
 
-    The features are those of `ClassifierInputs`, or of `StageClassifierInputs` if `staged` is true. Nothing is stored
-    if the outputs need more than `max_bytes` in total, or if features computed from the stored outputs differ from
-    those of a full forward pass.
+    The features are those of `ClassifierInputExtractor`, or of `StageClassifierInputExtractor` if `staged` is true. Nothing is
+    stored if the outputs need more than `max_bytes` in total, or if features computed from the stored outputs differ
+    from those of a full forward pass.
 
     Args:
         network: A timm model, on which hooks stay until `close` is called.
@@ -82,13 +82,13 @@ class ResumableFeatures(nn.Module):
     ) -> None:
         super().__init__()
         self._network, self._n_images, self._max_bytes = network, n_images, max_bytes
-        maps = last_stage_maps(network, image_size) if staged else ()
-        images = make_probe_images(network, image_size).repeat(2, 1, 1, 1)
-        self._hooked: list[FrozenStages | ClassifierInputs | StagePool] = []
+        maps = last_stage_poolings(network, image_size) if staged else ()
+        images = make_dummy_images(network, image_size).repeat(2, 1, 1, 1)
+        self._hooked: list[FrozenStages | ClassifierInputExtractor | StagePool] = []
         try:
             self._stages, self._inputs = (
                 self._hook(FrozenStages(network, frozen)),
-                self._hook(ClassifierInputs(network)),
+                self._hook(ClassifierInputExtractor(network)),
             )
             with temporary_eval_mode(network), recorded_outputs(network, [stage.name for stage in maps]) as outputs:
                 self._stages.activations(images)

@@ -12,9 +12,9 @@ from paucal.runner.console import Console
 from paucal.runner.resuming import store_changes
 from paucal.runner.starts import START_FILE
 from paucal.runs import RunFolder
-from paucal.settings.origins import automatic, is_automatic
+from paucal.settings.origins import automatic_origin, is_automatic
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
-from paucal.tasks.classification.auto_tune.head_race import RaceResult
+from paucal.tasks.classification.auto_tune.head_race import HeadComparison
 from paucal.tasks.classification.auto_tune.learning_curve import LearningCurve
 from paucal.tasks.classification.auto_tune.probe import Head
 from paucal.tasks.classification.auto_tune.record import TuneRecord
@@ -43,7 +43,7 @@ class FittedHead:
     rows: Tensor
     score: float
     image_seconds: float
-    race: RaceResult = field(default_factory=RaceResult)
+    race: HeadComparison = field(default_factory=HeadComparison)
     race_seconds: float = 0.0
     curve: LearningCurve | None = None
     losses: Sequence[float] = ()
@@ -98,9 +98,9 @@ class TuneState:
 
         `pixel_ratio` is the number of pixels of an image, divided by the number of pixels of an image of the probe.
         """
-        test = pixel_ratio * self.image_seconds * len(self.setup.data.part("test"))
+        test = pixel_ratio * self.image_seconds * len(self.setup.data.split_indices("test"))
         mirrored, refit = 2 if self.setup.settings.hflip else 0, 0.0
-        if self.record.probe is not None and len(self.setup.data.part("val")):
+        if self.record.probe is not None and len(self.setup.data.split_indices("val")):
             refit = pixel_ratio * self.image_seconds * self.record.probe.details.get("images", 0)
             refit += self._unlabelled_seconds(pixel_ratio)
         evaluations = 2 + mirrored + self.setup.settings.soup  # see `finish_model`
@@ -115,13 +115,13 @@ class TuneState:
 
     def eval_seconds(self, pixel_ratio: float = 1.0) -> float:
         """Return the seconds of one evaluation on the validation images; for `pixel_ratio` see `final_eval_seconds`."""
-        return pixel_ratio * self.image_seconds * len(self.setup.data.part("val"))
+        return pixel_ratio * self.image_seconds * len(self.setup.data.split_indices("val"))
 
     def seconds_left(self, pixel_ratio: float = 1.0) -> float:
         """Return the seconds left for training, after subtracting the reserved time and the final evaluations."""
         return (1 - PLANNING_RESERVE) * self.record.budget - self.spent - self.final_eval_seconds(pixel_ratio)
 
-    def consider(self, preset_settings: Mapping[str, Any]) -> None:
+    def plan_for_preset(self, preset_settings: Mapping[str, Any]) -> None:
         """From now on, plan the time as if tuning used this preset, which decides which stages are frozen."""
         self.preset_freeze = preset_settings.get("freeze", self.setup.settings.freeze)
 
@@ -145,7 +145,7 @@ class TuneState:
 
         `reasons` has the reason for each setting that auto-tuning has chosen, by name of the setting.
         """
-        origins = {**setup.origins, **{name: automatic(reason) for name, reason in reasons.items()}}
+        origins = {**setup.origins, **{name: automatic_origin(reason) for name, reason in reasons.items()}}
         self.setup = replace(setup, origins=origins)
         store_changes(self.run, setup.settings, origins)
         if setup.load_report is not None:
@@ -154,15 +154,15 @@ class TuneState:
 
 def is_timed(setup: TrainingSetup) -> bool:
     """Return whether the time budget decides the length of the run."""
-    return setup.tune_record is not None and setup.tune_record.budget > 0 and is_free(setup, "epochs")
+    return setup.tune_record is not None and setup.tune_record.budget > 0 and is_automatic_setting(setup, "epochs")
 
 
 def cannot_evaluate_tuning(setup: TrainingSetup) -> bool:
     """Return whether there are too few images to measure the gain from tuning, so that the first model is kept."""
     counts = setup.data.counts()
-    return is_free(setup, "epochs") and (not counts["val"] or counts["train"] < MIN_IMAGES)
+    return is_automatic_setting(setup, "epochs") and (not counts["val"] or counts["train"] < MIN_IMAGES)
 
 
-def is_free(setup: TrainingSetup, name: str) -> bool:
+def is_automatic_setting(setup: TrainingSetup, name: str) -> bool:
     """Return whether a setting may be chosen automatically, because the user did not give it."""
     return setup.origins.get(name, "default") == "default" or is_automatic(setup.origins[name])

@@ -5,13 +5,13 @@ from typing import Any
 
 from paucal.evaluation.results import PrimaryMetric
 from paucal.tasks.classification.auto_tune.record import TuneRecord
-from paucal.tasks.classification.finishing import Finish
+from paucal.tasks.classification.finishing import PostTrainingChanges
 from paucal.training import Outcome
 from paucal.wording import counted, format_duration
 
 
 def step_rows(
-    record: TuneRecord | None, outcome: Outcome, finish: Finish, measure: PrimaryMetric
+    record: TuneRecord | None, outcome: Outcome, finish: PostTrainingChanges, measure: PrimaryMetric
 ) -> list[dict[str, Any]]:
     """Return a row per step, with the step's name, score and duration, and whether its model is the final model."""
     if record is None or record.probe is None:
@@ -45,13 +45,15 @@ def step_rows(
     return rows
 
 
-def _describe_average(finish: Finish) -> str:
+def _describe_average(finish: PostTrainingChanges) -> str:
     epochs = ", ".join(map(str, finish.epochs))
     text = f"epoch {epochs}" if len(finish.epochs) == 1 else f"the mean of the weights of epochs {epochs}"
     return f"{text}, with a head fitted to its features ({finish.head})" if finish.head else text
 
 
-def describe_kept_model(record: TuneRecord | None, outcome: Outcome, finish: Finish, selected: bool) -> str:
+def describe_kept_model(
+    record: TuneRecord | None, outcome: Outcome, finish: PostTrainingChanges, selected: bool
+) -> str:
     """Return a text on which weights are the run's final model, and why.
 
     `selected` says whether the epoch was selected on validation images.
@@ -80,7 +82,7 @@ def describe_kept_model(record: TuneRecord | None, outcome: Outcome, finish: Fin
 
 
 def kept_model_score(
-    record: TuneRecord | None, outcome: Outcome, finish: Finish, measure: PrimaryMetric
+    record: TuneRecord | None, outcome: Outcome, finish: PostTrainingChanges, measure: PrimaryMetric
 ) -> float | None:
     """Return the validation score of the run's final model; None if there are no validation images."""
     if finish.epochs:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from paucal.evaluation.predictions import predict_in_order
 from paucal.evaluation.protocols.logistic import fit_softmax
 from paucal.objectives import Distillation, Objective
-from paucal.objectives.one_backbone import OneBackbone
+from paucal.objectives.one_backbone import ClassifierObjective
 from paucal.runner.loaders import eval_loader
 from paucal.tasks.classification.auto_tune.probe import SOLVER, Head, score_head, standardise
 from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState
@@ -28,19 +28,19 @@ class _TeacherLogits(nn.Module):
         return self.term.teacher_logits(images)
 
 
-def find_soft_teacher(objective: Objective) -> Distillation | None:
+def find_soft_distillation(objective: Objective) -> Distillation | None:
     """Return a run's extra loss that distils a teacher's probabilities; None if the run has no such loss."""
-    terms = objective.named_terms().values() if isinstance(objective, OneBackbone) else ()
+    terms = objective.named_terms().values() if isinstance(objective, ClassifierObjective) else ()
     return next((term for term in terms if isinstance(term, Distillation) and term.soft), None)
 
 
 def learn_from_teacher(state: TuneState, fitted: FittedHead) -> FittedHead:
     """Fit a second head to the labels and the teacher's probabilities; return the better of both heads."""
     data = state.setup.data
-    term, val = find_soft_teacher(state.setup.objective), torch.from_numpy(data.part("val"))
+    term, val = find_soft_distillation(state.setup.objective), torch.from_numpy(data.split_indices("val"))
     if term is None or not len(val):
         return fitted
-    train, targets = torch.from_numpy(data.part("train"))[fitted.rows], torch.from_numpy(data.images.targets)
+    train, targets = torch.from_numpy(data.split_indices("train"))[fitted.rows], torch.from_numpy(data.images.targets)
     first_head, count = fitted.race.head or fitted.head, fitted.n_images
     features = fitted.features[:, : first_head.weight.shape[1]]
     probabilities = _teacher_probabilities(state, term, train.numpy())

@@ -16,12 +16,17 @@ from paucal.evaluation.predictions import Predictions
 from paucal.runner.console import Console
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.paired_losses import LOSSES_KEY, calibrated_losses, differs, is_clearly_lower
-from paucal.tasks.classification.auto_tune.record import TuneStep
+from paucal.tasks.classification.auto_tune.paired_losses import (
+    LOSSES_KEY,
+    accuracies_differ,
+    calibrated_losses,
+    is_clearly_lower,
+)
+from paucal.tasks.classification.auto_tune.record import EvaluatedModel
 from paucal.tasks.classification.loaders import make_val_predictor, train_loader, validation_scores
 from paucal.tasks.classification.optimization import optimization
 from paucal.training import CosineWarmup, Outcome, Plan, Records, TimePlan, Validation, checkpoint_step, fit
-from paucal.training.failures import memory_advice
+from paucal.training.failures import advise_on_memory_errors
 from paucal.types import UserError
 
 TRIALS_FOLDER = "trials"
@@ -102,7 +107,7 @@ def run_trial(
     console: Console,
     callbacks: Sequence[Callback] = (),
     time_plan: TimePlan | None = None,
-) -> TuneStep | None:
+) -> EvaluatedModel | None:
     """Fine-tune from the probe for a few steps, and score the validation images; None if a signal stops the trial.
 
     The trial stores checkpoints in a subfolder of the run, and resumes from them. `time_plan` ends the trial early if
@@ -122,12 +127,12 @@ def run_trial(
     first_pass = checkpoint_step(folder.last) * plan.accumulate if folder.last.exists() else 0
     records = Records(folder, lambda module: None, Validation(validate))
     try:
-        with memory_advice(plan):
+        with advise_on_memory_errors(plan):
             outcome = _fit_trial(setup, plan, first_pass, records, console, callbacks)
     except UserError as problem:  # the training diverged, or the memory was too small
         console.say(f"note: {preset.name}: {problem}")
         details = {"loss": FAILED_LOSS, "steps": steps, **preset.settings}
-        return TuneStep(preset.name, 0.0, time.monotonic() - start_time, details)
+        return EvaluatedModel(preset.name, 0.0, time.monotonic() - start_time, details)
     if not outcome.finished:
         return None
     row = outcome.rows[-1]
@@ -135,7 +140,7 @@ def run_trial(
         validate(setup.objective.deployable(), torch.device(setup.settings.device))
     details = {"loss": row["val_loss"], "steps": outcome.step, TRAINED_SECONDS: row["seconds"], **preset.settings}
     details[LOSSES_KEY] = calibrated_losses(newest_predictions[0])
-    return TuneStep(preset.name, row[setup.data.primary_metric.column], time.monotonic() - start_time, details)
+    return EvaluatedModel(preset.name, row[setup.data.primary_metric.column], time.monotonic() - start_time, details)
 
 
 def _fit_trial(
@@ -159,7 +164,7 @@ def clear_trials(run: RunFolder) -> None:
     shutil.rmtree(run.path / TRIALS_FOLDER, ignore_errors=True)
 
 
-def best_trial(trials: Sequence[TuneStep], n_images: int, image_sizes: Sequence[Sequence[int]]) -> int:
+def best_trial_index(trials: Sequence[EvaluatedModel], n_images: int, image_sizes: Sequence[Sequence[int]]) -> int:
     """Return the index of the best trial, whose preset is then used.
 
     The default is the first trial that did not fail. The rules are:
@@ -186,16 +191,16 @@ def best_trial(trials: Sequence[TuneStep], n_images: int, image_sizes: Sequence[
         index
         for index in succeeded
         if image_sizes[index][0] >= image_sizes[default][0]
-        or (scores[index] > scores[default] and differs(scores[index], scores[default], n_images, errors=2))
+        or (scores[index] > scores[default] and accuracies_differ(scores[index], scores[default], n_images, errors=2))
     ]
     best = max(eligible, key=lambda index: (scores[index], -trials[index].details["loss"]))
-    tied = [index for index in eligible if not differs(scores[index], scores[best], n_images)]
+    tied = [index for index in eligible if not accuracies_differ(scores[index], scores[best], n_images)]
     first = tied[0]
     same_size = [index for index in tied if image_sizes[index] == image_sizes[first]]
     lowest = min(same_size, key=lambda index: np.mean(_image_losses(trials[index])))
     return lowest if is_clearly_lower(_image_losses(trials[lowest]), _image_losses(trials[first])) else first
 
 
-def _image_losses(trial: TuneStep) -> Sequence[float]:
+def _image_losses(trial: EvaluatedModel) -> Sequence[float]:
     """Return the loss of each validation image; for a failed trial or an old record, a list of only the mean loss."""
     return trial.details.get(LOSSES_KEY) or [trial.details["loss"]]

@@ -10,14 +10,14 @@ from paucal.memory import is_out_of_memory
 from paucal.runner.time_budget import seconds_per_step
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.first_model import fit_probe_head
-from paucal.tasks.classification.auto_tune.record import TuneStep
-from paucal.tasks.classification.auto_tune.state import TuneState, is_free, is_timed
+from paucal.tasks.classification.auto_tune.record import EvaluatedModel
+from paucal.tasks.classification.auto_tune.state import TuneState, is_automatic_setting, is_timed
 from paucal.tasks.classification.auto_tune.stored_heads import head_file_name, save_head
 from paucal.tasks.classification.auto_tune.trials import (
     MIN_STEPS,
     TRAINED_SECONDS,
     TuningPreset,
-    best_trial,
+    best_trial_index,
     clear_trials,
     presets_for,
     run_trial,
@@ -50,13 +50,13 @@ def seconds_per_image(setup: TrainingSetup, threads: bool = False) -> float:
     With `threads`, first choose the fastest number of threads, since other programs may use the same cores.
     """
     settings, objective = setup.settings, setup.objective
-    size = min(settings.batch_size_or_1, MAX_TIMED_IMAGES, max(2, len(setup.data.part("train"))))
+    size = min(settings.batch_size_or_1, MAX_TIMED_IMAGES, max(2, len(setup.data.split_indices("train"))))
     device = torch.device(settings.device)
     loader_settings = replace(settings, batch_size=size, accumulate=1, workers=0)
     plan, request = replace(setup.plan, total_steps=TIMED_STEPS + 1, accumulate=1), objective.data_request
     batches: Any = train_loader(setup.data, setup.card.preprocessing, loader_settings, plan, request, first_pass=0)
     with trial_steps(objective.train(), device):
-        return seconds_per_step(objective, batches, device, settings.precision, threads=threads) / size
+        return seconds_per_step(objective, batches, device, settings.precision, tunes_threads=threads) / size
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,12 @@ def choose_preset(state: TuneState) -> tuple[TuningPreset, CostEstimate] | None:
     if is_timed(state.setup):  # with given epochs, all presets and their trials have the same number of steps
         equal_costs = equalise_trials([cost for _, cost in costs], max(1, state.setup.plan.steps_per_epoch))
         costs = [(preset, cost) for (preset, _), cost in zip(costs, equal_costs, strict=True)]
-    is_undecidable = not len(state.setup.data.part("val")) or min(cost.steps for _, cost in costs) < MIN_STEPS
+    is_undecidable = not len(state.setup.data.split_indices("val")) or min(cost.steps for _, cost in costs) < MIN_STEPS
     if is_undecidable or len(costs) == 1:
         reason = "no time or images to try several presets" if is_undecidable and len(presets) > 1 else ""
         return _skip_trials(state, *costs[0], reason)
     trials = [_load_or_run_trial(state, preset, cost) for preset, cost in costs]
-    best = best_trial(trials, len(state.setup.data.part("val")), [cost.image_size for _, cost in costs])
+    best = best_trial_index(trials, len(state.setup.data.split_indices("val")), [cost.image_size for _, cost in costs])
     clear_trials(state.run)
     preset, cost = costs[best]
     state.console.say(f"tuning continues with: {preset.name}")
@@ -149,7 +149,7 @@ def _too_short_for_trials(state: TuneState, presets: Sequence[TuningPreset]) -> 
     """
     if not is_timed(state.setup):
         return False
-    state.consider(presets[0].settings)
+    state.plan_for_preset(presets[0].settings)
     image_size = list(state.setup.settings.img_size)
     image_seconds = _image_seconds(state, presets[0], image_size)
     if image_seconds is None:
@@ -189,7 +189,7 @@ def _list_presets(setup: TrainingSetup) -> Sequence[TuningPreset]:
     """
     presets, has_adapters = presets_for(setup.objective.deployable()), setup.settings.lora_rank is not None
     trains_few = has_adapters or setup.settings.freeze == "weights"
-    fixed_names = {name for preset in presets for name in preset.settings if not is_free(setup, name)}
+    fixed_names = {name for preset in presets for name in preset.settings if not is_automatic_setting(setup, name)}
     if "freeze" in fixed_names and not trains_few:
         presets = [preset for preset in presets if preset.settings.get("freeze") != "weights"]
     fixed_names |= {"freeze", "layer_decay"} if has_adapters else set()
@@ -200,7 +200,7 @@ def _list_presets(setup: TrainingSetup) -> Sequence[TuningPreset]:
     return distinct if len(distinct) > 1 else [replace(distinct[0], name="the given settings")]
 
 
-def _load_or_run_trial(state: TuneState, preset: TuningPreset, cost: CostEstimate) -> TuneStep:
+def _load_or_run_trial(state: TuneState, preset: TuningPreset, cost: CostEstimate) -> EvaluatedModel:
     """Return the stored trial of a preset, or run the trial."""
     trials = {trial.name: trial for trial in state.record.trials}
     if preset.name in trials:
@@ -241,7 +241,7 @@ def _estimate_cost(state: TuneState, preset: TuningPreset, n_trials: int) -> Cos
     `n_trials` is the number of presets to try; 0 if the preset is used without a trial.
     """
     costs = state.record.tuning
-    state.consider(preset.settings)
+    state.plan_for_preset(preset.settings)
     if preset.name not in costs:
         size_and_seconds = _choose_image_size(state, preset, 1 - (TRIALS_FRACTION if n_trials else 0.0))
         if size_and_seconds is None:
@@ -279,7 +279,9 @@ def _choose_image_size(state: TuneState, preset: TuningPreset, time_fraction: fl
     setup, counts = state.setup, state.setup.data.counts()
     native, timed = list(setup.settings.img_size), is_timed(setup)
     uses_unlabelled = state.record.first_model is not state.record.probe and has_few_labels(setup)
-    keeps_size = uses_unlabelled or not timed or not is_free(setup, "img_size") or not _supports_any_size(setup)
+    keeps_size = (
+        uses_unlabelled or not timed or not is_automatic_setting(setup, "img_size") or not _supports_any_size(setup)
+    )
     best: tuple[list[int], float] | None = None
     min_epochs = min(MIN_EPOCHS, MIN_TUNING_STEPS / max(1, setup.plan.steps_per_epoch))
     for side in list_image_sizes(native, keeps_size):

@@ -18,21 +18,35 @@ from paucal.runs.weights import MAX_WEIGHTS_BYTES, read_weights, save_weights
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.first_model import (
     classifier_width,
+    compute_frozen_features,
+    copy_with_head,
     fit_probe_head,
-    frozen_features,
     training_groups,
-    with_head,
 )
 from paucal.tasks.classification.auto_tune.head_race import store_held_out
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES_KEY, calibrated_losses
 from paucal.tasks.classification.auto_tune.probe import Head, score_head
-from paucal.tasks.classification.auto_tune.record import TuneStep
-from paucal.tasks.classification.auto_tune.resumed_features import FROZEN_FILE, FrozenOutputs, ResumableFeatures
-from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState, cannot_evaluate_tuning, is_free
+from paucal.tasks.classification.auto_tune.record import EvaluatedModel
+from paucal.tasks.classification.auto_tune.resumed_features import FROZEN_FILE, FrozenOutputs, ResumableFeatureExtractor
+from paucal.tasks.classification.auto_tune.state import (
+    FittedHead,
+    TuneState,
+    cannot_evaluate_tuning,
+    is_automatic_setting,
+)
 from paucal.tasks.classification.auto_tune.trials import presets_for
-from paucal.tasks.classification.auto_tune.unlabelled_head import UnlabelledResult, make_base_fit, race_unlabelled
+from paucal.tasks.classification.auto_tune.unlabelled_head import (
+    UnlabelledHeadComparison,
+    compare_unlabelled_heads,
+    make_base_fit,
+)
 from paucal.tasks.classification.frozen_views import max_activation_bytes
-from paucal.tasks.classification.unlabelled_images import MAX_IMAGES, as_training_split, list_in_run, read_unlabelled
+from paucal.tasks.classification.unlabelled_images import (
+    MAX_IMAGES,
+    as_training_split,
+    read_unlabelled,
+    store_unlabelled_list,
+)
 from paucal.types import UserError
 from paucal.wording import counted, format_duration, percent
 
@@ -79,27 +93,27 @@ def learn_from_unlabelled(state: TuneState) -> None:
     details = {"images": len(images), "kept": False}
     if len(images) < MIN_IMAGES:
         state.console.say(f"note: {reason}")
-        _save_step(state, TuneStep(STEP_NAME, 0.0, time.monotonic() - start_time, {**details, "why": reason}))
+        _save_step(state, EvaluatedModel(STEP_NAME, 0.0, time.monotonic() - start_time, {**details, "why": reason}))
         return
-    train = torch.from_numpy(state.setup.data.part("train"))[first.rows]
+    train = torch.from_numpy(state.setup.data.split_indices("train"))[first.rows]
     labels = torch.from_numpy(state.setup.data.images.targets).long()[train]
     with threadpool_limits(1), state.console.progress("learning from images without labels"):
         count, labelled = len(state.setup.card.classes), first.features[: first.n_images]
         base, groups = make_base_fit(first.race, first.head, count), training_groups(state.setup.data, first.rows)
-        race = race_unlabelled(labelled, labels, count, features, base, settings.seed, groups)
+        race = compare_unlabelled_heads(labelled, labels, count, features, base, settings.seed, groups)
     details |= {"head": race.name, "brier_scores": dict(race.scores), "lead": race.lead, "error": race.error}
     score = 0.0
     if race.weight is not None:
         score, losses = _save_first_model(state, first, race, images)
         details |= {"kept": True, "read_again": _count_reread(state, len(images)), LOSSES_KEY: losses}
         details |= _store_frozen(state, frozen)
-    _save_step(state, TuneStep(STEP_NAME, score, time.monotonic() - start_time, details))
+    _save_step(state, EvaluatedModel(STEP_NAME, score, time.monotonic() - start_time, details))
     text = f"{counted(len(images), 'image')} without labels"
     lead = f"a lead of {race.lead:.3f} ± {race.error:.3f} in cross-validated Brier score"
     if race.weight is None:
         state.console.say(f"{text} bring no significant gain ({lead}): the first model is kept")
         return
-    held_out = "validation images" if len(state.setup.data.part("val")) else "held-out training images"
+    held_out = "validation images" if len(state.setup.data.split_indices("val")) else "held-out training images"
     score_text = state.setup.data.primary_metric.format_score(score, held_out)
     state.console.say(f"{text} are kept ({lead}): {score_text}, {percent(first.score)} without these images")
     if n_reread := details.get("resumed", details["read_again"]):
@@ -107,7 +121,7 @@ def learn_from_unlabelled(state: TuneState) -> None:
         state.console.say(f"after tuning, {n_reread} of these images are read again, which takes about {seconds}")
 
 
-def _save_step(state: TuneState, step: TuneStep) -> None:
+def _save_step(state: TuneState, step: EvaluatedModel) -> None:
     state.save(unlabelled=step)
     (state.run.path / FEATURES_FILE).unlink(missing_ok=True)
 
@@ -148,7 +162,7 @@ def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tenso
         features, frozen = _compute_features(state, first, images)
         tensors = {} if frozen is None else frozen.to_tensors()
         save_weights(path, {"features": features, "max_images": torch.tensor(max_images), **tensors})
-    is_similar = _resembles_training(first, features, classifier_width(setup.objective.deployable()))
+    is_similar = _in_distribution_mask(first, features, classifier_width(setup.objective.deployable()))
     if not is_similar.all():
         n_unlike = int((~is_similar).sum())
         verb = "is" if n_unlike == 1 else "are"
@@ -195,19 +209,19 @@ def _is_tuned(setup: TrainingSetup) -> bool:
 def _count_frozen_stages(setup: TrainingSetup) -> int:
     """Return the number of stages that the first tuning preset leaves frozen, or the number given by the user."""
     freeze = setup.settings.freeze
-    if is_free(setup, "freeze"):
+    if is_automatic_setting(setup, "freeze"):
         freeze = presets_for(setup.objective.deployable())[0].settings.get("freeze")
     return freeze if isinstance(freeze, int) and setup.settings.lora_rank is None else 0
 
 
 def has_few_labels(setup: TrainingSetup) -> bool:
     """Return whether there are so few labelled images that unlabelled images add more than tuning does."""
-    return len(setup.data.part("train")) < FEW_LABELS
+    return len(setup.data.split_indices("train")) < FEW_LABELS
 
 
 def has_many_labels(setup: TrainingSetup) -> bool:
     """Return whether there are so many labelled images that unlabelled images add nothing to a tuned model."""
-    return len(setup.data.part("train")) >= MANY_LABELS_PER_CLASS * len(setup.card.classes)
+    return len(setup.data.split_indices("train")) >= MANY_LABELS_PER_CLASS * len(setup.card.classes)
 
 
 def max_time_fraction(setup: TrainingSetup) -> float:
@@ -225,7 +239,9 @@ def _compute_features(state: TuneState, first: FittedHead, images: ImageSet) -> 
     resumable, frozen = _make_resumable(state, first.staged, len(images)), None
     with state.console.progress("features of images without labels") as advance:
         if resumable is None:
-            features = frozen_features(network, data, rows, preprocess, setup.settings, advance, first.staged, dtype)
+            features = compute_frozen_features(
+                network, data, rows, preprocess, setup.settings, advance, first.staged, dtype
+            )
         else:
             try:
                 loader = eval_loader(data, rows, preprocess, setup.settings)
@@ -236,22 +252,24 @@ def _compute_features(state: TuneState, first: FittedHead, images: ImageSet) -> 
     return features, frozen
 
 
-def _make_resumable(state: TuneState, staged: bool, n_images: int) -> ResumableFeatures | None:
+def _make_resumable(state: TuneState, staged: bool, n_images: int) -> ResumableFeatureExtractor | None:
     """Return a wrapper of the network that stores frozen outputs; None if this is not supported or not needed."""
     setup = state.setup
     n_frozen = _count_frozen_stages(setup)
-    if not (n_frozen and _is_tuned(setup) and len(setup.data.part("val")) and setup.settings.processes == 1):
+    if not (n_frozen and _is_tuned(setup) and len(setup.data.split_indices("val")) and setup.settings.processes == 1):
         return None
     network = setup.objective.deployable().to(setup.settings.device)
     # Half of each limit, since selecting images makes a second copy, and the weights file also holds the features.
     max_bytes = min(max_activation_bytes(state.run.path), MAX_WEIGHTS_BYTES) / 2
     try:
-        return ResumableFeatures(network, setup.card.preprocessing.image_size, staged, n_frozen, n_images, max_bytes)
+        return ResumableFeatureExtractor(
+            network, setup.card.preprocessing.image_size, staged, n_frozen, n_images, max_bytes
+        )
     except UserError:  # the network cannot continue after these stages
         return None
 
 
-def _resembles_training(first: FittedHead, features: Tensor, width: int | None) -> Tensor:
+def _in_distribution_mask(first: FittedHead, features: Tensor, width: int | None) -> Tensor:
     """Return (U,) booleans: whether an image is as close to the training images as held-out labelled images are.
 
     Distances are measured on the first `width` columns of the (U, D) features, which are the last features.
@@ -266,7 +284,7 @@ def _resembles_training(first: FittedHead, features: Tensor, width: int | None) 
 
 
 def _save_first_model(
-    state: TuneState, first: FittedHead, race: UnlabelledResult, images: ImageSet
+    state: TuneState, first: FittedHead, race: UnlabelledHeadComparison, images: ImageSet
 ) -> tuple[float, Sequence[float]]:
     """Save the network with the new head as the first model; return the head's score and validation losses."""
     setup, held_out = state.setup, race.held_out
@@ -274,9 +292,9 @@ def _save_first_model(
         raise ValueError("no head that uses unlabelled images is better")
     accuracy = float(held_out.is_correct.double().mean())
     head = Head(race.weight, race.bias, first.head.strength, accuracy)
-    save_trained(state.run, *with_head(setup.objective.deployable(), setup.card, head, first.staged))
-    list_in_run(state.run, images)
-    val = torch.from_numpy(setup.data.part("val"))
+    save_trained(state.run, *copy_with_head(setup.objective.deployable(), setup.card, head, first.staged))
+    store_unlabelled_list(state.run, images)
+    val = torch.from_numpy(setup.data.split_indices("val"))
     if not len(val):
         store_held_out(state.run, held_out, first.rows)
         return accuracy, ()

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from paucal.evaluation.principal_axes import principal_axes
 from paucal.tasks.classification.auto_tune.head_race import (
-    HeldOut,
-    RaceResult,
+    HeadComparison,
+    HeldOutLogits,
     best_temperature,
-    can_score,
+    find_scorable_images,
     repeated_folds,
 )
 from paucal.tasks.classification.auto_tune.heads import fit_mixture, fit_soft_gaussian
@@ -32,7 +32,7 @@ from paucal.tasks.classification.auto_tune.probe import (
     ABSENT_LOGIT,
     MAX_COMPARED,
     Head,
-    fit_regression,
+    fit_logistic_regression,
     standardise,
     stratified_sample,
 )
@@ -57,7 +57,7 @@ FitBase = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class Pool:
+class UnlabelledFeatures:
     """Features of unlabelled images, and their coordinates on principal axes.
 
     Attributes:
@@ -84,17 +84,17 @@ class Pool:
         return weight, bias - weight @ self.mean
 
 
-def make_pool(features: Tensor) -> Pool:
+def compute_principal_axes(features: Tensor) -> UnlabelledFeatures:
     """Compute the principal axes of (U, D) features of unlabelled images, and the coordinates on these axes."""
     mean, deviation = features.mean(0), features.std(0)
     deviation = torch.where(deviation > 1e-6, deviation, torch.ones_like(deviation))
     rows = (features - mean) / deviation
     axes = principal_axes(rows, MAX_AXES)
-    return Pool(features, mean, deviation, axes, rows @ axes)
+    return UnlabelledFeatures(features, mean, deviation, axes, rows @ axes)
 
 
 @dataclass(frozen=True)
-class UnlabelledResult:
+class UnlabelledHeadComparison:
     """Outcome of a comparison of heads that use unlabelled images with the head `LABELS_ALONE`, which uses none.
 
     Attributes:
@@ -113,10 +113,10 @@ class UnlabelledResult:
     scores: Mapping[str, float] = field(default_factory=dict)
     lead: float = 0.0
     error: float = 0.0
-    held_out: HeldOut | None = None
+    held_out: HeldOutLogits | None = None
 
 
-def make_base_fit(race: RaceResult, last: Head, n_classes: int) -> FitBase:
+def make_base_fit(race: HeadComparison, last: Head, n_classes: int) -> FitBase:
     """Return a function that fits the best head of an earlier comparison to (N, D + S) features of other images.
 
     `last` is the default head of the comparison, logistic regression on the D last features.
@@ -127,7 +127,7 @@ def make_base_fit(race: RaceResult, last: Head, n_classes: int) -> FitBase:
         if race.mixture:
             return fit_mixture(features, labels, n_classes, race.mixture)
         standard = standardise(features[:, :width])
-        fitted = fit_regression(standard.coordinates, labels, n_classes, last.strength)
+        fitted = fit_logistic_regression(standard.coordinates, labels, n_classes, last.strength)
         weight, bias = standard.unstandardise(fitted.weight, fitted.bias.clamp(min=ABSENT_LOGIT))
         padded_weight = torch.zeros(n_classes, features.shape[1])
         padded_weight[:, :width] = weight / temperature
@@ -136,7 +136,7 @@ def make_base_fit(race: RaceResult, last: Head, n_classes: int) -> FitBase:
     return fit
 
 
-def race_unlabelled(
+def compare_unlabelled_heads(
     features: Tensor,
     labels: Tensor,
     n_classes: int,
@@ -144,7 +144,7 @@ def race_unlabelled(
     base: FitBase,
     seed: int,
     groups: Tensor | None = None,
-) -> UnlabelledResult:
+) -> UnlabelledHeadComparison:
     """Compare heads that learn from unlabelled images with a head that does not, by cross-validation.
 
     Args:
@@ -156,12 +156,12 @@ def race_unlabelled(
         seed: Seed of the sample and of the folds.
         groups: (N,) groups whose images stay in one fold; None for independent images.
     """
-    pool, rows = make_pool(unlabelled), stratified_sample(labels, MAX_COMPARED, seed)
+    pool, rows = compute_principal_axes(unlabelled), stratified_sample(labels, MAX_COMPARED, seed)
     labelled_features, truth = features[rows], labels[rows]
     splits = repeated_folds(truth, seed, None if groups is None else groups[rows])
-    is_evaluated, n_folds = can_score(truth, splits), len(splits[0])
+    is_evaluated, n_folds = find_scorable_images(truth, splits), len(splits[0])
     if not is_evaluated.any():
-        return UnlabelledResult()
+        return UnlabelledHeadComparison()
     shape, names = (len(splits), len(truth), n_classes), (LABELS_ALONE, GAUSSIAN_HEAD, MEAN_OF_HEADS)
     logits = {name: torch.empty(shape, dtype=torch.float64) for name in names}
     for repeat, split in enumerate(splits):
@@ -172,19 +172,19 @@ def race_unlabelled(
     logits = {name: values[:, is_evaluated] for name, values in logits.items()}
     rows, truth = rows[is_evaluated], truth[is_evaluated]
     temperatures = {name: best_temperature(values, truth) for name, values in logits.items()}
-    held_out = {name: HeldOut(rows, logits[name] / temperatures[name], truth, n_folds) for name in logits}
+    held_out = {name: HeldOutLogits(rows, logits[name] / temperatures[name], truth, n_folds) for name in logits}
     scores = {name: brier_scores(head.logits, head.labels) for name, head in held_out.items()}
     means = {name: float(values.mean()) for name, values in scores.items()}
     leads = scores[LABELS_ALONE] - scores[min((GAUSSIAN_HEAD, MEAN_OF_HEADS), key=lambda name: means[name])]
     lead, error = float(leads.mean()), float(leads.std()) / math.sqrt(len(leads))
     if not lead > MIN_LEAD * error:
-        return UnlabelledResult(scores=means, lead=lead, error=error)
+        return UnlabelledHeadComparison(scores=means, lead=lead, error=error)
     better = [name for name in (GAUSSIAN_HEAD, MEAN_OF_HEADS) if means[name] < means[LABELS_ALONE]]
     best = max(better, key=lambda name: float(held_out[name].is_correct.double().mean()))
     if GAUSSIAN_HEAD in better and len(labels) <= FEW_PER_CLASS * n_classes:
         best = GAUSSIAN_HEAD
     weight, bias = (array / temperatures[best] for array in fit_heads(features, labels, n_classes, pool, base)[best])
-    return UnlabelledResult(best, weight.float(), bias.float(), means, lead, error, held_out[best])
+    return UnlabelledHeadComparison(best, weight.float(), bias.float(), means, lead, error, held_out[best])
 
 
 def brier_scores(logits: Tensor, labels: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ def brier_scores(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def fit_heads(
-    features: Tensor, labels: Tensor, n_classes: int, pool: Pool, base: FitBase
+    features: Tensor, labels: Tensor, n_classes: int, pool: UnlabelledFeatures, base: FitBase
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Fit a head to the labelled images with `base`, and a Gaussian head to all images; also return the mean of both.
 
@@ -213,7 +213,7 @@ def fit_heads(
     for _ in range(N_ROUNDS):
         sharpened = probabilities**SHARPENING_POWER / (probabilities**SHARPENING_POWER).sum(1, keepdim=True)
         fitted = fit_soft_gaussian(rows, torch.cat([one_hot, image_weight * sharpened]))
-        divisor = find_divisor(fitted.scores(pool.rows), confidence)
+        divisor = find_temperature(fitted.scores(pool.rows), confidence)
         weight, bias = fitted.weight / divisor, torch.where(has_images, fitted.bias / divisor, ABSENT_LOGIT)
         probabilities = (pool.rows @ weight.T + bias).softmax(1)
     gaussian = pool.unstandardise(weight, bias)
@@ -221,7 +221,7 @@ def fit_heads(
     return {LABELS_ALONE: labelled_head, GAUSSIAN_HEAD: gaussian, MEAN_OF_HEADS: mean}
 
 
-def find_divisor(logits: Tensor, confidence: float) -> float:
+def find_temperature(logits: Tensor, confidence: float) -> float:
     """Return the divisor of (N, K) logits at which the mean confidence (largest probability) is `confidence`."""
     low, high = -8.0, 8.0  # limits of log(divisor / standard deviation of the logits)
     log_deviation = math.log(float(logits[logits.isfinite()].std().clamp(min=1e-12)))

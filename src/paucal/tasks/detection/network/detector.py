@@ -18,7 +18,7 @@ from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from paucal.backbones import BackboneSpec, FeatureBackbone
-from paucal.backbones.stage_maps import StageMaps, stage_maps
+from paucal.backbones.stage_maps import PyramidBackbone, build_pyramid_backbone
 from paucal.tasks.detection.network.cascade import CascadeHeads
 from paucal.tasks.detection.network.options import HEADS, DetectorOptions
 from paucal.tasks.detection.network.proposals import ProposalNetwork
@@ -52,7 +52,7 @@ class Detector(nn.Module):
         ['boxes', 'labels', 'scores']
     """
 
-    def __init__(self, stages: StageMaps, classes: int, options: DetectorOptions) -> None:
+    def __init__(self, stages: PyramidBackbone, classes: int, options: DetectorOptions) -> None:
         super().__init__()
         self.stages, self.options = stages, options
         norms = {
@@ -132,7 +132,7 @@ MOBILENET_STRIDE, MOBILENET_CHANNELS = 32, (160, 960)  # stride in pixels; chann
 MOBILENET_STAGES = 7  # number of stages of timm's MobileNetV3-Large
 
 
-class LastBlocks(StageMaps):
+class LastBlocks(PyramidBackbone):
     """The feature maps of torchvision's MobileNet detectors: outputs of two late blocks, both with stride 32.
 
     In timm's MobileNetV3-Large, these are the outputs of the first block with 160 channels and of the last block, which
@@ -180,7 +180,7 @@ def build_detector(
     spec = replace(spec, pretrained=False)
     if options.maps == "last-blocks":
         return Detector(LastBlocks(spec.build(drop_path_rate=drop_path_rate)), classes, options)
-    stages = stage_maps(spec, drop_path_rate, options.finest)
+    stages = build_pyramid_backbone(spec, drop_path_rate, options.finest)
     if not stages.strides:
         raise UserError(
             f"{spec.name} has no feature map with a stride of {options.finest} pixels or more: choose another model."
@@ -188,7 +188,7 @@ def build_detector(
     return Detector(stages, classes, options)
 
 
-def _build_heads(stages: StageMaps, classes: int, options: DetectorOptions) -> CascadeHeads | RegionHeads:
+def _build_heads(stages: PyramidBackbone, classes: int, options: DetectorOptions) -> CascadeHeads | RegionHeads:
     """Return one head, or the three heads of a cascade, which share the pooling modules (these have no weights)."""
     aligned = options.pooling == "aligned"
     pool, mask_pool = (make_pooling(stages.strides, size, aligned) for size in (BOX_POOL_SIZE, MASK_POOL_SIZE))
@@ -212,7 +212,7 @@ def _build_heads(stages: StageMaps, classes: int, options: DetectorOptions) -> C
             nms_thresh=NMS_IOU,
             detections_per_img=options.most,
             **(make_mask_branch() if options.masks else {}),
-            hit=min_iou,
+            positive_iou=min_iou,
             box_loss=options.box_loss,
             matching=options.matching,
             **beta,

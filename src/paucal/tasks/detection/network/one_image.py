@@ -17,7 +17,7 @@ from torchvision.models.detection.rpn import concat_box_prediction_layers
 from torchvision.ops import clip_boxes_to_image, nms, roi_align
 
 from paucal.backbones.layout import Size
-from paucal.backbones.stage_maps import StageMaps
+from paucal.backbones.stage_maps import PyramidBackbone
 from paucal.tasks.detection.network.cascade import CascadeHeads, likeliest_class
 from paucal.tasks.detection.network.detector import Detector
 from paucal.tasks.detection.network.region_heads import (
@@ -162,11 +162,11 @@ class OneImageDetector(nn.Module):
         return torch.cat([column.to(box_scores.dtype) for column in columns], 1), labels[best]
 
 
-def _fix_padding(stages: StageMaps) -> None:
+def _fix_padding(stages: PyramidBackbone) -> None:
     """Replace TensorFlow's "same" padding, which depends on the image size, with constant padding.
 
-    Constant padding gives the same result if the sides of an image are multiples of the stride, and `StageMaps` pads
-    all images to such sides.
+    Constant padding gives the same result if the sides of an image are multiples of the stride, and `PyramidBackbone`
+    pads all images to such sides.
     """
     for name, layer in [*stages.named_modules()]:
         if isinstance(layer, Conv2dSame) and isinstance(layer, nn.Conv2d):

@@ -7,7 +7,7 @@ from torchvision.models.detection._utils import Matcher
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 
-from paucal.backbones.stage_maps import StageMaps
+from paucal.backbones.stage_maps import PyramidBackbone
 from paucal.tasks.detection.network.options import DetectorOptions
 
 ASPECT_RATIOS = (0.5, 1.0, 2.0)  # height / width of the anchors
@@ -27,15 +27,17 @@ class ObjectMatcher(Matcher):
     objects, if there are several), as in the published code.
 
     Args:
-        hit: Minimum IoU at which a region is assigned to an object.
-        miss: IoU below which a region is background.
-        least: Minimum IoU at which the best regions of an object are assigned to that object.
+        positive_iou: Minimum IoU at which a region is assigned to an object.
+        negative_iou: IoU below which a region is background.
+        min_best_iou: Minimum IoU at which the best regions of an object are assigned to that object.
         with_objects: Whether the last regions are the objects' true boxes, which are not assigned to other objects.
     """
 
-    def __init__(self, hit: float, miss: float, least: float, with_objects: bool = False) -> None:
-        super().__init__(hit, miss)
-        self.least, self.with_objects = least, with_objects
+    def __init__(
+        self, positive_iou: float, negative_iou: float, min_best_iou: float, with_objects: bool = False
+    ) -> None:
+        super().__init__(positive_iou, negative_iou)
+        self.least, self.with_objects = min_best_iou, with_objects
 
     def __call__(self, match_quality_matrix: Tensor) -> Tensor:
         """Return the (N,) int64 object index of each region from an (objects, N) IoU matrix; background is negative."""
@@ -62,7 +64,7 @@ class ProposalHead(RPNHead):
 class ProposalNetwork(RegionProposalNetwork):
     """torchvision's proposal network on a feature pyramid."""
 
-    def __init__(self, stages: StageMaps, options: DetectorOptions) -> None:
+    def __init__(self, stages: PyramidBackbone, options: DetectorOptions) -> None:
         strides = [*stages.strides, 2 * stages.strides[-1]]
         single_sides = tuple((options.anchor * stride,) for stride in strides)
         sides = single_sides if options.anchor_sides == "one" else (FIVE_SIDES,) * len(strides)

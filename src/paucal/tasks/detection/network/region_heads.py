@@ -97,7 +97,7 @@ class RegionHeads(RoIHeads):
 
     Args:
         layers: Box pooling, box head and box predictor.
-        hit: Minimum IoU with an object at which a region is positive.
+        positive_iou: Minimum IoU with an object at which a region is positive.
         box_loss: Loss of the box corrections of positive regions.
         beta: Difference between predicted and true corrections at which smooth L1 becomes linear.
         matching: Rule that assigns regions to objects; see `DetectorOptions`.
@@ -107,16 +107,16 @@ class RegionHeads(RoIHeads):
     def __init__(
         self,
         *layers: Any,
-        hit: float,
+        positive_iou: float,
         box_loss: BoxLoss = "smooth-l1",
         beta: float = 1 / 9,
         matching: Matching,
         **settings: Any,
     ) -> None:
-        super().__init__(*layers, fg_iou_thresh=hit, bg_iou_thresh=hit, **settings)
+        super().__init__(*layers, fg_iou_thresh=positive_iou, bg_iou_thresh=positive_iou, **settings)
         self.box_loss, self.beta = box_loss, beta if box_loss == "smooth-l1" else 0.0
         if matching == "regions":
-            self.proposal_matcher = ObjectMatcher(hit, hit, hit, with_objects=True)
+            self.proposal_matcher = ObjectMatcher(positive_iou, positive_iou, positive_iou, with_objects=True)
 
     @property
     def box_weight(self) -> float:
