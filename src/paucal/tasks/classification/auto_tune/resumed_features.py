@@ -61,8 +61,8 @@ class FrozenOutputs:
 class ResumableFeatureExtractor(nn.Module):
     """Outputs the (B, D) features of a network, and stores the outputs of its frozen stages.
 
-    The features are those of `ClassifierInputExtractor`, or of `StageClassifierInputExtractor` if `staged` is true. Nothing is
-    stored if the outputs need more than `max_bytes` in total, or if features computed from the stored outputs differ
+    The features are those of `ClassifierInputExtractor`, or of `StageClassifierInputExtractor` if `staged` is true.
+    Nothing is stored if the outputs need more than `max_bytes` in total, or if features computed from the stored outputs differ
     from those of a full forward pass.
 
     Args:
