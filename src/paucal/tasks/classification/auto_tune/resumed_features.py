@@ -62,8 +62,8 @@ class ResumableFeatureExtractor(nn.Module):
     """Outputs the (B, D) features of a network, and stores the outputs of its frozen stages.
 
     The features are those of `ClassifierInputExtractor`, or of `StageClassifierInputExtractor` if `staged` is true.
-    Nothing is stored if the outputs need more than `max_bytes` in total, or if features computed from the stored outputs differ
-    from those of a full forward pass.
+    Nothing is stored if the outputs need more than `max_bytes` in total, or if features computed from the stored
+    outputs differ from those of a full forward pass.
 
     Args:
         network: A timm model, on which hooks stay until `close` is called.
