@@ -64,7 +64,7 @@ def test_moments__are_those_of_the_weights(model, mean):
     start = InitialWeightsInfo("timm's weights", normalise="model")
     resolved, _ = resolve(settings, DataAndMachine(50000, 10, 32, initial_weights=start))
     assert resolved.normalise == "model"
-    coloured: Any = SimpleNamespace(images=SimpleNamespace(reading=DecodeOptions()))
+    coloured: Any = SimpleNamespace(images=SimpleNamespace(decode_options=DecodeOptions()))
     assert normalisation(resolved, coloured).mean == pytest.approx(mean)
 
 

@@ -51,7 +51,7 @@ def test_run__crops_as_its_weights_do(settings, start, ratio, chosen):
 
 def test_run__takes_mean_and_deviation_of_its_start():
     settings = TrainSettings(model="resnet50", normalise="model")
-    coloured: Any = SimpleNamespace(images=SimpleNamespace(reading=DecodeOptions()))
+    coloured: Any = SimpleNamespace(images=SimpleNamespace(decode_options=DecodeOptions()))
     assert normalisation(settings, coloured, START) == Normalisation(START.mean, START.std)
     assert normalisation(settings, coloured) == Normalisation()
 

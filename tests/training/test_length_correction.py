@@ -57,14 +57,14 @@ def simulated(times, seconds, budget, most=10_000):
     module.device = torch.device("meta")  # whose threads nobody chooses
     kept = length_correction.RunClock(module.plan)
     kept.start(0.0)
-    while trainer.global_step < module.plan.last_step:
+    while trainer.global_step < module.plan.corrected_total_steps:
         times.now += seconds(times.now)
         trainer.global_step += 1
         changed = kept.correct(trainer, module, None)
         assert changed == (trainer.fit_loop.epoch_loop.max_steps is not None)
         assert not changed or module.plan.changes[-1].step == trainer.global_step
         trainer.fit_loop.epoch_loop.max_steps = None
-        if trainer.global_step % PER_EPOCH == 0 or trainer.global_step >= module.plan.last_step:
+        if trainer.global_step % PER_EPOCH == 0 or trainer.global_step >= module.plan.corrected_total_steps:
             times.now += EVALUATION * seconds(times.now)
             kept.skip_pause(EVALUATION * seconds(times.now))
     return module.plan, times.now + CLOSING * seconds(times.now)
@@ -118,8 +118,8 @@ def test_run__whose_steps_are_as_planned_is_left_alone(monkeypatch):
 def test_quicker_steps__are_made_use_of_up_to_what_helps(monkeypatch):
     for most in (1000, 120):
         plan, end = simulated(Times(monkeypatch), lambda now: 0.5, 100.0, most)
-        assert planned(100.0) * PER_EPOCH < plan.last_step <= most
-        assert (plan.last_step == most) == (most == 120)
+        assert planned(100.0) * PER_EPOCH < plan.corrected_total_steps <= most
+        assert (plan.corrected_total_steps == most) == (most == 120)
         assert end < 100.0
 
 
@@ -247,14 +247,14 @@ def changed_plans(draw):
 def test_position__follows_a_simple_walk_and_ends_with_the_plan(plan):
     ends = {change.step: change.total_steps for change in plan.changes}
     last, position, walked = plan.total_steps, 0.0, [0.0]
-    for step in range(plan.last_step):
+    for step in range(plan.corrected_total_steps):
         last = ends.get(step, last)
         position += (plan.total_steps - position) / (last - step)
         walked.append(position)
-    found = [plan.position(step) for step in range(plan.last_step + 1)]
+    found = [plan.position(step) for step in range(plan.corrected_total_steps + 1)]
     assert found == pytest.approx(walked, rel=1e-9, abs=1e-9)
     assert (np.diff(found) >= 0).all()
-    if plan.last_step > (plan.changes[-1].step if plan.changes else 0):
+    if plan.corrected_total_steps > (plan.changes[-1].step if plan.changes else 0):
         assert found[-1] == pytest.approx(plan.total_steps)
     first = plan.changes[0].step if plan.changes else plan.total_steps
     assert found[: first + 1] == list(range(first + 1))

@@ -35,7 +35,7 @@ def test_export__has_the_average_within_its_graph(run, tmp_path):
 
 
 def test_export__of_weights_alone_cannot_average(run, tmp_path):
-    said = "--mirror averages within a graph, but --format safetensors only stores weights"
+    said = "--mirror adds the average over mirrored images to an exported graph, but --format safetensors only stores"
     with pytest.raises(UserError, match=said):
         paucal.export_model(run, format=["safetensors", "pt2"], mirror=True, output=tmp_path / "files")
 

@@ -43,7 +43,7 @@ class StringArray(_Strings):
 
     Example:
         >>> names = StringArray.from_strings(["b", "a", "c"])
-        >>> names[1], list(names.take(np.array([2, 0]))), names.order().tolist()
+        >>> names[1], list(names.take(np.array([2, 0]))), names.argsort().tolist()
         ('a', ['c', 'b'], [1, 0, 2])
     """
 
@@ -118,7 +118,7 @@ class GroupedStrings(_Strings):
     Example:
         >>> names = [StringArray.from_strings(["x", "a"]), StringArray.from_strings(["m"])]
         >>> strings = GroupedStrings(["2.tar", "1.tar"], [2, 1], names.__getitem__)
-        >>> list(strings), strings[2], strings.order().tolist()
+        >>> list(strings), strings[2], strings.argsort().tolist()
         (['2.tar/x', '2.tar/a', '1.tar/m'], '1.tar/m', [2, 1, 0])
     """
 

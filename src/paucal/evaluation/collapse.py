@@ -55,7 +55,8 @@ EQUAL_SPREAD = 0.01
 MIN_SPREAD = 0.1  # smallest spread of features that have not collapsed to a point
 # Features count as collapsed to few directions if their effective rank is at most LINE_RANK (1.2; training on small
 # digit images starts at 1.6). They also count as collapsed if the rank is at most FRACTION_OF_HIGHEST times the highest
-# rank so far and at most FRACTION_OF_DIRECTIONS times `HeadSizes.directions`, the rank of independent features.
+# rank so far and at most FRACTION_OF_DIRECTIONS times the rank of independent features
+# (`HeadSizes.expected_effective_rank`).
 LINE_RANK, FRACTION_OF_HIGHEST, FRACTION_OF_DIRECTIONS = 1.2, 0.25, 0.05
 MIN_DIRECTIONS = 8.0  # with fewer possible directions (tiny batches), a low rank is normal and not reported
 MAX_NORM_GROWTH = 100.0  # growth factor of the features' norm that counts as divergence

@@ -139,7 +139,7 @@ def write_maps(
 ) -> None:
     """Write the maps of the images that a loader yields, with the `top` classes at each position.
 
-    The loader yields the images in `writer.missing`, preprocessed for the teacher and not cropped at random.
+    The loader yields the images in `writer.missing_positions`, preprocessed for the teacher and not cropped at random.
     """
     n_done, device = len(writer) - len(writer.missing_positions), next(teacher.parameters()).device
     for batch in loader:

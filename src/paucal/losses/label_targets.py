@@ -58,7 +58,7 @@ class SparseTargets:
     def _scaled(self, factor: float, shift: float) -> "SparseTargets":
         """Return the targets with all probabilities multiplied by `factor` and increased by `shift`."""
         named = (self.named * factor + shift) * (self.classes >= 0)[:, None]
-        return replace(self, named_probabilities=named, unnamed_probability=self.unnamed_probability * factor + shift)
+        return replace(self, named=named, unnamed_probability=self.unnamed_probability * factor + shift)
 
 
 def compact_maps(values: Tensor, slots: Tensor, n_named: int) -> Tensor:

@@ -149,7 +149,7 @@ def build_objective(settings: TrainSettings, spec: BackboneSpec) -> Objective:
 
 
 def adapt_terms_to_run(settings: TrainSettings, objective: Objective, run_images: RunImages) -> None:
-    """Adapt the extra losses of an objective to the images of the run; see `ExtraLoss.settle`."""
+    """Adapt the extra losses of an objective to the images of the run; see `ExtraLoss.adapt_to_run`."""
     if isinstance(objective, ClassifierObjective):
         for name, term in objective.named_terms().items():
             EXTRA_LOSSES[name].adapt_to_run(settings, term, run_images)

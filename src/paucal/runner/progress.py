@@ -27,7 +27,7 @@ class TrainingBar(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Show the bar at the current step."""
         if trainer.is_global_zero and not self._bar.disable:
-            task = self._bar.add_task("training", total=pl_module.plan.last_step, news="")
+            task = self._bar.add_task("training", total=pl_module.plan.corrected_total_steps, news="")
             self._bar.update(task, completed=trainer.global_step)
             self._bar.start()
 
@@ -39,7 +39,7 @@ class TrainingBar(Callback):
         loss = pl_module.meters.newest_mean("train_loss")
         status = f"epoch {epoch}" + ("" if loss != loss else f", loss {loss:.3f}")
         (task,) = self._bar.task_ids
-        self._bar.update(task, completed=trainer.global_step, total=pl_module.plan.last_step, news=status)
+        self._bar.update(task, completed=trainer.global_step, total=pl_module.plan.corrected_total_steps, news=status)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Close the bar."""
@@ -70,7 +70,7 @@ class TrainingForecast(Callback):
         if steps < TIMED_STEPS and (steps < 1 or seconds < MIN_TIMING_SECONDS):
             return
         self._announced = True
-        seconds_left = (pl_module.plan.last_step - trainer.global_step) * seconds / steps
+        seconds_left = (pl_module.plan.corrected_total_steps - trainer.global_step) * seconds / steps
         if seconds_left > MIN_FORECAST_SECONDS:
             end_time = end_time_text(seconds_left)
             self._say(f"time: about {format_duration(seconds_left)} of training from now, until {end_time}")

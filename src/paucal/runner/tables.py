@@ -26,7 +26,7 @@ UNSUPPORTED_FORMATS = {
 
 
 def resolve_table(text: str, table_format: TableFormat | None = None) -> tuple[Path, TableFormat]:
-    """Return the path and the format of an output table: given, by file extension, or CSV."""
+    """Return the path and format of an output table; without `table_format`, by the file extension, else CSV."""
     path = expand_user_path(text)
     extension = path.suffix.lower()
     if extension in UNSUPPORTED_FORMATS:

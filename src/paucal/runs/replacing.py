@@ -127,7 +127,7 @@ def has_set_aside_run(path: Path) -> bool:
 
 
 def finish_replacement(path: Path) -> bool:
-    """Clean up after a new run that was killed while it replaced an old run; return whether the old run was moved back.
+    """Clean up if a new run was killed while replacing an old run; return whether the old run was moved back.
 
     Raises:
         UserError: A process is still writing the new run.

@@ -209,7 +209,7 @@ def _train_teacher(call: Call, selection: Mapping[str, Any], small: Scale, share
     grid = prepare_grid(grid_settings, arms, shared, "the teacher of a study", console)
     if not grid_settings.jobs and not are_all_cells_final(grid):
         raise UserError(
-            "--jobs 0: a teacher makes the label maps of the rows and must be trained before the rows can be timed "
+            "--jobs 0 times each run, but some runs read the label maps of a teacher, which must be trained first "
             f"(about {format_duration(grid.forecast['teacher'])}): remove --jobs."
         )
     if not run_workers(grid, grid_settings, "the same command", console):

@@ -291,9 +291,7 @@ def _check_study(study: Study, data_sets: Mapping[str, DataSet], where: str) -> 
 
 def _check_completeness(study: Study, location: str) -> None:
     if study.trains and not (study.trained_rows and study.trained_columns):
-        raise UserError(
-            f"{location}: a study with runs needs at least one row and one column whose models are trained."
-        )
+        raise UserError(f"{location}: a study with runs needs at least one row and one column with models to train.")
     if study.trains and not study.scales and not study.without:
         raise UserError(f"{location}: the study has no smaller scale: add 'without' with the reason.")
     if not study.see and not study.rows:

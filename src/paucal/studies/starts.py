@@ -125,7 +125,7 @@ def prepare_starts(call: Call, rows: Grid) -> None:
 
 
 def open_labelled(shared: Mapping[str, Any], classes: str | None, console: Console) -> GridImages:
-    """Open labelled images of the classes that `classes` selects like `paucal train --classes`, or of all classes."""
+    """Open the labelled images of all classes, or of `classes` (see `paucal train --classes`)."""
     location = {name: shared[name] for name in ("data", "data_root", "download") if name in shared}
     return open_images("train", {**location, "classes": classes}, console)
 

@@ -163,7 +163,7 @@ class RunKeeper(Callback):
         length_changed = self.clock is not None and self.clock.correct(trainer, pl_module, batch)
         plan, start_time = pl_module.plan, time.monotonic()
         self.changes = plan.changes
-        finished = self.step >= plan.last_step
+        finished = self.step >= plan.corrected_total_steps
         evaluates = self.step % plan.steps_per_epoch == 0 or finished
         if evaluates:
             with self.evaluation_model() as model:

@@ -139,7 +139,7 @@ class SkippedStepCheck(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Read the number of skipped steps; this waits for the device."""
         step, plan = trainer.global_step, pl_module.plan
-        is_due = step % CHECK_STEPS == 0 or step >= plan.last_step
+        is_due = step % CHECK_STEPS == 0 or step >= plan.corrected_total_steps
         if not is_due or (batch_idx + 1) % plan.accumulate:
             return
         skipped = float(pl_module.meters.skipped)
@@ -149,7 +149,7 @@ class SkippedStepCheck(Callback):
             return
         names = ", ".join(repr(name) for name in pl_module.meters.nonfinite_losses()) or "none; a gradient overflowed"
         window = "the last step" if steps == 1 else f"the last {steps} steps"
-        if n_new >= steps >= min(CHECK_STEPS, plan.last_step):
+        if n_new >= steps >= min(CHECK_STEPS, plan.corrected_total_steps):
             self.stop_message = (
                 f"{window} {'was' if steps == 1 else 'were all'} skipped because the loss or its gradient was not "
                 f"finite (non-finite losses: {names}): lower --lr (now {pl_module.meters.rate:.2g}), or use "

@@ -75,7 +75,7 @@ def test_class_weights__of_streamed_images_are_those_of_any_others(data):
     found = []
     objective.set_class_weights = found.append  # type: ignore[method-assign]
     set_class_weights(TrainSettings(class_weights="auto"), uneven, objective)
-    train = uneven.images.labels[uneven.part("train")]
+    train = uneven.images.labels[uneven.split_indices("train")]
     counts = np.bincount(train)
     assert found[0].tolist() == pytest.approx((len(train) / (3 * counts)).tolist())
 

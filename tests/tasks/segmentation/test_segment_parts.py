@@ -35,6 +35,6 @@ def test_split_without_test_images__is_refused(tmp_path):
     lines = ["key,label,class,split", *(f"{key},,,{'val' if n < 2 else 'train'}" for n, key in enumerate(keys))]
     (tmp_path / "split.csv").write_text("\n".join(lines))
     for settings in ({"test_fraction": 0.05}, {"split": str(tmp_path / "split.csv")}):
-        with pytest.raises(UserError, match="none of 6 images is for testing: give test images, or a larger"):
+        with pytest.raises(UserError, match="none of the 6 images is a test image: give test images, or a larger"):
             paucal.segment(scenes, model="test_resnet", init=None, output=tmp_path / "run", **settings)
         assert not (tmp_path / "run").exists()

@@ -243,7 +243,7 @@ def test_annotated_copy__may_lie_in_the_home_folder(run, tmp_path, monkeypatch):
 
 
 def test_detector__gives_boxes_of_watched_pictures_in_their_own_pixels(tmp_path, monkeypatch):
-    preprocessing = SimpleNamespace(reading=DecodeOptions(side=32))
+    preprocessing = SimpleNamespace(decode_options=DecodeOptions(side=32))
     card = SimpleNamespace(preprocessing=preprocessing)
     monkeypatch.setattr(moving, "task_of", lambda _: DETECTION)
     monkeypatch.setattr(moving, "load_detector", lambda *_: (None, card, "cpu"))

@@ -282,7 +282,7 @@ class SparseAttention(VilAttention):
         assert pairs.keys is not None
         hidden = None if pairs.masked_keys is None else pairs.masked_keys.index_select(2, slots)
         return pairs._replace(
-            keys=pairs.keys.index_select(1, slots), hidden=hidden, offsets=pairs.offsets.index_select(1, slots)
+            keys=pairs.keys.index_select(1, slots), masked_keys=hidden, offsets=pairs.offsets.index_select(1, slots)
         )
 
     def _gather_chunks(self, tokens: Tensor, pairs: QueryKeyPairs) -> Tensor:

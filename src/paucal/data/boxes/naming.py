@@ -133,8 +133,8 @@ class ImageFinder:
         """Return the path of the image for each name in an annotation file; None for a missing image.
 
         Images are searched for in the main folder that names are relative to. Images in another folder are used only if
-        the file names at least half of the images in that folder, so that a single image elsewhere does not replace a
-        missing image. A name without a suffix matches any suffix.
+        the file lists at least half of the images in that folder, so that a single image elsewhere does not replace a
+        missing image. A name without a suffix matches an image with any suffix.
 
         Args:
             names: Names in the annotation file.
@@ -235,7 +235,7 @@ def _folder_rank(path: str, file: str) -> int:
 
 
 def _folder_distance(base: str, file: str, part: str) -> int:
-    """Return how unlikely it is that the names in an annotation file are relative to `base`, from 0 to 5."""
+    """Return a penalty for reading the names in an annotation file relative to `base`: 0 (likely) to 5 (unlikely)."""
     file_folder, stem = file.rpartition("/")[0], normalise_name(PurePosixPath(file).stem)
     parent, name = file_folder.rpartition("/")[0], normalise_name(base.rpartition("/")[2])
     if base == file_folder:

@@ -275,7 +275,7 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
         else:
             # Images that are all in one split, as in "train.json", are treated as if no split were declared.
             if len({image.declared_split for image in annotations.images}) == 1:
-                images = [replace(image, declared_splits="") for image in annotations.images]
+                images = [replace(image, declared_split="") for image in annotations.images]
                 annotations = replace(annotations, images=images)
             return tree, annotations
     assert problem is not None

@@ -35,7 +35,7 @@ def assign_splits(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
             parts = {image.key: split_in_folders(image.key) for image in images}
             # The folder of one split beside other images does not declare a split.
             parts = {} if len(set(parts.values()) - {""}) < 2 and "" in parts.values() else parts
-        images = [replace(image, declared_splits=parts.get(image.key, "")) for image in images]
+        images = [replace(image, declared_split=parts.get(image.key, "")) for image in images]
         notes += list_notes
     images_with_part = [image for image in images if image.declared_split]
     if not images_with_part or len(images_with_part) == len(images):

@@ -178,7 +178,7 @@ def refuse_specks(stats: MaskStatistics, void: int | None) -> None:
 
 
 def refuse_near_levels(stats: MaskStatistics, values: Sequence[int]) -> None:
-    """Refuse masks if some values are close to a class value, such as 254 to 255; `values` are sorted."""
+    """Refuse masks with values close to a class value, such as 254 next to 255; `values` are sorted."""
     class_values = [value for value in values if value != VOID]
     if max(class_values, default=0) < MIN_FOREGROUND:
         return  # small values are class numbers

@@ -84,7 +84,7 @@ def hidden_dim(shape: Shape) -> Choice:
 
 
 def bottleneck_dim(shape: Shape) -> Choice:
-    """Choose the paper's width of the vectors, or the number of channels of a narrow backbone."""
+    """Choose DINO's width of the vectors compared with prototypes, or a narrower backbone's number of channels."""
     dim = shape().dim
     return min(256, dim), PAPER_REASON if dim >= 256 else f"the {dim} channels of the backbone"
 

@@ -173,7 +173,7 @@ def _resolve_settings_and_images(
             source = find_initial_weights(known_settings)
         facts = _collect_facts(data, source, known_settings.init)
         all_settings, reasons = resolve_training(known_settings, facts)
-        hardware(all_settings)  # refuses a missing device before images are decoded
+        hardware(all_settings)  # raises an error for a missing device before images are decoded
         decoded, skipped_images = _decode_at_size(all_settings, data, bars, run, opened)
         if not skipped_images:
             return _SettingsAndImages(

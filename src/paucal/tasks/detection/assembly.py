@@ -124,7 +124,7 @@ def assemble(
     weights_source = find_detector_start(settings, run)
     data = _split_images(settings, boxed, run)
     settings, reasons = resolve(settings, _collect_facts(boxed, data, weights_source.facts), RULES)
-    hardware(settings)  # refuses a missing device before images are decoded
+    hardware(settings)  # raises an error for a missing device before images are decoded
     boxed = _with_chosen_masks(settings, boxed)
     boxed, data = _decode(settings, boxed, data, bars, run)
     if run is None:

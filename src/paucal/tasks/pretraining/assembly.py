@@ -124,7 +124,7 @@ def _open_and_resolve(
     undecoded_data = SplitImages(undecoded, _split_images(undecoded))
     first_facts = replace(undecoded_data.facts(), initial_weights=weights_source.facts)
     first_settings, _ = resolve_pretraining(settings, first_facts)
-    hardware(first_settings)  # refuses a missing device before images are decoded
+    hardware(first_settings)  # raises an error for a missing device before images are decoded
     with bars("reading images") as advance:
         images = decode_images(
             undecoded, settings, decode_options_for_size(first_settings.img_size, base_reading), advance

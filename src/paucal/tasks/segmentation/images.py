@@ -89,7 +89,7 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
         split = split.exclude(split.parts == "val", f"{blank} left out, since they cannot select a model")
     if not len(split.indices("test")):
         raise UserError(
-            f"none of {counted(len(split.parts), 'image')} is for testing: give test images, or a larger "
+            f"none of the {counted(len(split.parts), 'image')} is a test image: give test images, or a larger "
             "--test-fraction."
         )
     return SegmentationData(masked.images, split, masked=masked)

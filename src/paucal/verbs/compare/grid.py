@@ -105,7 +105,7 @@ def read_grid(folder: Path) -> Grid:
             raise ValueError(f"format {record['format']!r}")
         verb = str(record.get("verb", "train"))
         if verb not in SETTINGS_OF_VERB:
-            raise ValueError(f"its command is {verb!r}")
+            raise ValueError(f"the command is {verb!r}")
         grid = Grid(
             folder,
             str(record["fingerprint"]),
@@ -266,7 +266,8 @@ def make_cell(grid: Grid, arm: Arm, seed: int, rate: float | None = None, is_tri
 def cells_of(grid: Grid) -> list[Cell]:
     """Return the cells, ordered by seed so that arms can be compared before all seeds are done.
 
-    If learning rates are searched, an arm has cells for the other seeds only after its learning rate has been chosen.
+    If learning rates are searched, this is done with the first seed; an arm has cells for further seeds only after its
+    learning rate has been chosen.
     """
     if not grid.rates:
         return [make_cell(grid, arm, seed) for seed in grid.seeds for arm in grid.arms]

@@ -203,8 +203,8 @@ def _choose_formats(settings: ExportSettings, subject: Subject) -> Sequence[str]
         formats = [name for name in default_formats if name not in GRAPHS or GRAPHS[name].installed or settings.int8]
     if settings.mirror and (weights := {"safetensors", "hub"} & set(formats)):
         raise UserError(
-            f"--mirror averages within a graph, but --format {min(weights)} only stores weights: remove --mirror or "
-            f"--format {min(weights)}."
+            "--mirror adds the average over mirrored images to an exported graph, but "
+            f"--format {min(weights)} only stores weights: remove --mirror or --format {min(weights)}."
         )
     _check_settings(formats, settings)
     _check_subject(formats, settings, subject)

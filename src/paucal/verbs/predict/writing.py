@@ -168,13 +168,13 @@ def sheet_writer(page: Image.Image, path: Path) -> Callable[[object], None]:
     return lambda file: page.save(file, kind, **({"quality": _JPEG_QUALITY} if kind == "JPEG" else {}))  # type: ignore[arg-type]
 
 
-def _rows_by_class(shares: NDArray[np.float32], card: ModelCard) -> dict[int, NDArray[np.int64]]:
-    """Map each predicted class to the row numbers of its images in `shares`; the key -1 means no predicted class."""
+def _rows_by_class(probabilities: NDArray[np.float32], card: ModelCard) -> dict[int, NDArray[np.int64]]:
+    """Map each class to the rows of `probabilities` for which it is predicted; -1 to rows without a predicted class."""
     if card.thresholds is None:
-        is_predicted = np.zeros(shares.shape, dtype=bool)
-        is_predicted[np.arange(len(shares)), shares.argmax(1)] = True
+        is_predicted = np.zeros(probabilities.shape, dtype=bool)
+        is_predicted[np.arange(len(probabilities)), probabilities.argmax(1)] = True
     else:
-        is_predicted = shares >= np.asarray(card.thresholds, dtype=np.float32)
+        is_predicted = probabilities >= np.asarray(card.thresholds, dtype=np.float32)
     members = {int(label): np.flatnonzero(is_predicted[:, label]) for label in np.flatnonzero(is_predicted.any(0))}
     unpredicted = np.flatnonzero(~is_predicted.any(1))
     return members | ({-1: unpredicted} if len(unpredicted) else {})

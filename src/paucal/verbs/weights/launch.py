@@ -202,7 +202,7 @@ def _licence_text(settings: WeightsSettings) -> str:
         return ""
     path = expand_user_path(settings.licence_text, "--licence-text")
     if not path.is_file():
-        raise UserError(f"--licence-text: there is no file {str(path)!r}: give the text of the licence.")
+        raise UserError(f"--licence-text: there is no file {str(path)!r}: give a file with the text of the licence.")
     text = read_decoded(path, MAX_LICENCE_BYTES).text.strip()
     if not text:
         raise UserError(f"--licence-text: {str(path)!r} is empty: give the text of the licence.")

@@ -330,7 +330,9 @@ def test_race__is_left_out_where_a_larger_network_would_leave_no_time_to_tune(mo
     counts = {"train": 2761, "val": 307, "test": 372}  # 20,006 forward passes with three epochs of tuning
     images = SimpleNamespace(targets=np.arange(3440) % 10)
     split = SimpleNamespace(groups=None)
-    data = SimpleNamespace(part=lambda name: np.arange(2761), images=images, split=split, counts=lambda: counts)
+    data = SimpleNamespace(
+        split_indices=lambda name: np.arange(2761), images=images, split=split, counts=lambda: counts
+    )
     state = SimpleNamespace(
         setup=SimpleNamespace(
             data=data,

@@ -164,12 +164,12 @@ def timed(left: float, epoch: float, tuning: dict[str, dict[str, Any]] | None = 
         record=SimpleNamespace(tuning=tuning or {}, trials=(), budget=900.0),
         setup=SimpleNamespace(
             plan=SimpleNamespace(steps_per_epoch=50),
-            data=SimpleNamespace(part=lambda name: range(100), counts=lambda: {"train": 100, "val": 0}),
+            data=SimpleNamespace(split_indices=lambda name: range(100), counts=lambda: {"train": 100, "val": 0}),
             settings=SimpleNamespace(img_size=[224]),
         ),
         eval_seconds=lambda pixel_ratio=1.0: 0.0,
         seconds_left=lambda pixel_ratio=1.0: left,
-        consider=lambda settings: None,
+        plan_for_preset=lambda settings: None,
         epoch=epoch,
         console=SimpleNamespace(say=said.append),
         said=said,
@@ -236,7 +236,7 @@ def test_choose_side__keeps_the_size_where_images_without_labels_improved_the_fi
 ):
     unlabelled = EvaluatedModel("images without labels", 0.8, 90.0, {"kept": is_kept})
     state = of_any_size(monkeypatch, tmp_path, 35, unlabelled)  # seven epochs at 160 pixels, three at 240
-    state.setup.data.part = lambda name: range(labelled)
+    state.setup.data.split_indices = lambda name: range(labelled)
     chosen = tuning._choose_image_size(state, CAREFUL, 1.0) or pytest.fail("no size")
     assert chosen[0] == side
 

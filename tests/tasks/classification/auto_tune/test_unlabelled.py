@@ -310,7 +310,7 @@ def test_count_reread__leaves_most_of_the_time_for_tuning_and_more_where_labels_
     monkeypatch, labelled, budget, left, epochs, too_few, images
 ):
     monkeypatch.setattr(step, "cannot_evaluate_tuning", lambda _: too_few)
-    data = SimpleNamespace(part={"train": range(labelled)}.__getitem__)
+    data = SimpleNamespace(split_indices={"train": range(labelled)}.__getitem__)
     setup = SimpleNamespace(settings=SimpleNamespace(epochs=epochs), data=data)
     state = SimpleNamespace(
         record=SimpleNamespace(budget=budget), setup=setup, image_seconds=0.2, seconds_left=lambda: left
@@ -420,7 +420,7 @@ def test_run__with_many_labels_for_each_class_reads_none_in_a_limited_time(data,
 
 @pytest.mark.parametrize(("labelled", "many"), [(199, False), (200, True)])
 def test_many_labels__are_a_hundred_per_class(labelled, many):
-    data = SimpleNamespace(part={"train": range(labelled)}.__getitem__)
+    data = SimpleNamespace(split_indices={"train": range(labelled)}.__getitem__)
     assert step.has_many_labels(SimpleNamespace(data=data, card=SimpleNamespace(classes=("a", "b")))) == many
 
 
@@ -429,7 +429,7 @@ def test_many_labels__are_a_hundred_per_class(labelled, many):
 )
 def test_time_share__is_larger_the_less_tuning_can_gain(labelled, is_tuned, share, monkeypatch):
     monkeypatch.setattr(step, "_is_tuned", lambda _: is_tuned)
-    setup = SimpleNamespace(data=SimpleNamespace(part={"train": range(labelled)}.__getitem__))
+    setup = SimpleNamespace(data=SimpleNamespace(split_indices={"train": range(labelled)}.__getitem__))
     assert step.max_time_fraction(setup) == share
 
 
@@ -443,7 +443,7 @@ def test_read_images__leave_two_thirds_of_the_time_that_is_left_for_tuning(left,
         raise UserError(f"at most {max_images}")
 
     monkeypatch.setattr(step, "read_unlabelled", read)
-    data, card = SimpleNamespace(part={"train": range(100)}.__getitem__), SimpleNamespace(classes=("a", "b"))
+    data, card = SimpleNamespace(split_indices={"train": range(100)}.__getitem__), SimpleNamespace(classes=("a", "b"))
     setup = SimpleNamespace(settings=None, data=data, card=card)
     state = SimpleNamespace(
         run=SimpleNamespace(path=tmp_path),
