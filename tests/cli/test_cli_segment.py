@@ -96,7 +96,7 @@ def test_the_config_of_a_run__repeats_it(segmented, tmp_path, monkeypatch):
 
 def test_time__chooses_a_length_and_says_why(segmented, tmp_path, capsys, monkeypatch):
     """With steps that are said to take 4 seconds: 60 seconds have room for some dozen."""
-    monkeypatch.setattr(SegmentationJob, "measure", lambda job, setup, threads: Pace(4.0, 0.1, 0.2, 8.0))
+    monkeypatch.setattr(SegmentationJob, "measure", lambda job, setup, tunes_threads: Pace(4.0, 0.1, 0.2, 8.0))
     # These steps are quicker.
     monkeypatch.setattr("paucal.training.length_correction.RunClock._find_change", lambda *_: None)
     run = tmp_path / "run"

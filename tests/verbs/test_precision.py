@@ -44,7 +44,7 @@ def measured(monkeypatch):
     """Let measurements prefer bfloat16; return the numbers of images that were asked for."""
     asked = []
 
-    def choose(module, images, key, count, classes=True):
+    def choose(module, images, key, count, has_logits=True):
         asked.append((len(images), count))
         return FASTER
 

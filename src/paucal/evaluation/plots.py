@@ -31,7 +31,7 @@ Row = TypeVar("Row", ClassRow, MultiLabelRow)
 def plot_label(name: str, length: int = 20) -> str:
     r"""Return a class name as a label for matplotlib: one line of at most `length` characters, with escaped "$".
 
-    >>> shorten("a very long name of a class"), shorten("5$ or 6$")
+    >>> plot_label("a very long name of a class"), plot_label("5$ or 6$")
     ('a very long name of…', '5\\$ or 6\\$')
     """
     name = " ".join(name.encode(errors="replace").decode().split())  # folder names on Linux may be any bytes

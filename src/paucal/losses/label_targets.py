@@ -184,7 +184,7 @@ def _spread_other_classes(targets: SparseTargets) -> SparseTargets:
     return replace(
         targets,
         classes=targets.classes.masked_fill(~is_in_run, -1),
-        named_probabilities=(run_probabilities + added_probability[..., None]) * is_in_run[:, None],
+        named=(run_probabilities + added_probability[..., None]) * is_in_run[:, None],
         unnamed_probability=targets.unnamed_probability + added_probability,
     )
 

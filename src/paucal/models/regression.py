@@ -44,7 +44,7 @@ class CumulativeLogitModel:
         slope: Positive slope in the sigmoid.
 
     Example:
-        >>> Grades(1, (1.5, 2.5), 2.0).probabilities(np.array([2.0])).round(2).tolist()
+        >>> CumulativeLogitModel(1, (1.5, 2.5), 2.0).probabilities(np.array([2.0])).round(2).tolist()
         [[0.27, 0.46, 0.27]]
     """
 

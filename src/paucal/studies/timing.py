@@ -152,8 +152,8 @@ def quartiles(values: Sequence[float]) -> Quartiles:
     """Return the quartiles of at least two numbers.
 
     Example:
-        >>> spread([4.0, 1.0, 2.0, 3.0, 5.0])
-        Spread(low=2.0, median=3.0, high=4.0)
+        >>> quartiles([4.0, 1.0, 2.0, 3.0, 5.0])
+        Quartiles(low=2.0, median=3.0, high=4.0)
     """
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     return Quartiles(low, median, high)

@@ -36,7 +36,7 @@ PICTURES = {f"{name}/{n}.png": encode(n) for name in ("cat", "dog") for n in ran
 
 
 def same(first, second) -> None:
-    assert (first.keys, first.classes, first.declared) == (second.keys, second.classes, second.declared)
+    assert (first.keys, first.classes, first.declared_splits) == (second.keys, second.classes, second.declared_splits)
     assert first.labels.tolist() == second.labels.tolist()
     for index in range(len(first)):
         assert first.store.read(index).tobytes() == second.store.read(index).tobytes()

@@ -91,13 +91,13 @@ def test_separator__is_found_beside_empty_cells_and_at_other_places(cells, separ
 
 def test_columns__of_fastai_are_the_parts(opened):
     images = opened({"name": FILES, "label": AB, "is_valid": ["True"] * 2 + ["False"] * 6}, image_column="name")
-    assert images.declared == ["val"] * 2 + ["train"] * 6
+    assert images.declared_splits == ["val"] * 2 + ["train"] * 6
     assert told(images, "the split is in the column 'is_valid'")
     marks = opened({"image": FILES, "a": [1, 0] * 4, "b": [0, 1] * 4, "is_valid": [0, 1] * 4})
-    assert (marks.classes, marks.declared[:2]) == (("a", "b"), ["train", "val"])
+    assert (marks.classes, marks.declared_splits[:2]) == (("a", "b"), ["train", "val"])
     assert told(opened({"image": FILES, "label": AB, "fold": [1, 2] * 4}), "the column 'fold' is not read")
     odd = opened({"image": FILES, "label": AB, "is_valid": ["?"] * 8})
-    assert set(odd.declared) == {""}
+    assert set(odd.declared_splits) == {""}
     assert told(odd, "the column 'is_valid' is not read")
 
 

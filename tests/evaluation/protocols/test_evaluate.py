@@ -255,7 +255,7 @@ def test_parts__of_a_published_number_per_class_are_drawn_by_the_seed():
         "are used for validation"
     )
     again, other = (with_parts(published, seed, None, None) for seed in (3, 4))
-    assert (again.split_positions == with_parts(published, 3, None, None).split_positions).all()
+    assert (again.parts == with_parts(published, 3, None, None).parts).all()
     assert (other.indices("test").tolist()) != again.indices("test").tolist()
     whole = with_parts(published, 3, 0.0, None)
     assert whole.counts() == {"train": 90, "val": 0, "test": 60, "unused": 0}

@@ -279,7 +279,7 @@ def test_planned_length__ends_where_more_passes_would_not_help_and_where_nothing
 
 
 def test_time__is_planned_stored_and_kept_when_resumed(images: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(DetectionJob, "measure", lambda job, setup, threads: Pace(1.0, 0.1, 0.1, 12.0))
+    monkeypatch.setattr(DetectionJob, "measure", lambda job, setup, tunes_threads: Pace(1.0, 0.1, 0.1, 12.0))
     settings = DetectSettings(data=str(images), output=str(tmp_path / "run"), time="50s", **TINY)
     stopped = begin(DetectionJob(), settings, {**GIVEN, "time": "flag"}, SilentConsole(), [StopAfter(2)])
     assert isinstance(stopped, Stopped)
@@ -302,7 +302,7 @@ def counts(stopped: Stopped) -> dict[str, int]:
 
 
 def test_time__that_does_not_suffice_is_refused_with_one_that_does(images: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(DetectionJob, "measure", lambda job, setup, threads: Pace(20.0, 1.0, 1.0, 12.0))
+    monkeypatch.setattr(DetectionJob, "measure", lambda job, setup, tunes_threads: Pace(20.0, 1.0, 1.0, 12.0))
     with pytest.raises(UserError, match=r"a step takes 20\.0 s here.*give --time \d+m or more"):
         detect(images, output=str(tmp_path / "run"), time="30s", **TINY)
 

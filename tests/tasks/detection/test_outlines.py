@@ -64,7 +64,7 @@ BAD = {
     "not a number": ([[1, 1, 9, 1, 9, float("nan")]], "expected numbers"),
     "true": ([[1, 1, 9, 1, True, 9]], "expected numbers"),
     "too long": ([[0, 0, 96, 64] * 8000], "more than 1,000,000 pixels in length"),
-    "too many": ([[1, 1, 2, 1, 2, 2]] * 10_001, "of 10,001 polygons"),
+    "too many": ([[1, 1, 2, 1, 2, 2]] * 10_001, "with 10,001 polygons, expected at most 10,000"),
     "another size": ({**GOOD[0], "size": [96, 64]}, "whose size is [96, 64], expected [64, 96] (height, width)"),
     "no size": ({"counts": GOOD[0]["counts"]}, "whose size is None, expected [64, 96]"),
     "a size of true": ({**GOOD[0], "size": [True, 96]}, "whose size is [True, 96], expected [64, 96]"),

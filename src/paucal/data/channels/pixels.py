@@ -36,7 +36,7 @@ class MultichannelImage(Image.Image):
         planes: Grey image ("L") of each channel, all of one size.
 
     Example:
-        >>> image = Planes([Image.new("L", (4, 2), level) for level in (10, 20, 30, 40, 50)])
+        >>> image = MultichannelImage([Image.new("L", (4, 2), level) for level in (10, 20, 30, 40, 50)])
         >>> image.size, image.mode, pixels_of(image.resize((2, 1))).tolist()
         ((4, 2), 'RGB', [[[10, 20, 30, 40, 50], [10, 20, 30, 40, 50]]])
     """

@@ -265,8 +265,8 @@ def split_of_shard(name: str) -> str:
     """Return the split in the name of a shard, else in the name of its folder; "" if neither names a split.
 
     Example:
-        >>> part_of("imagenet1k-train-0000.tar"), part_of("validation/0000.tar"), part_of("0000.tar")
-        ('train', 'val', '')
+        >>> [split_of_shard(name) for name in ("imagenet1k-train-0000.tar", "validation/0000.tar", "0000.tar")]
+        ['train', 'val', '']
     """
     folder, _, file = name.lower().rpartition("/")
     parts_in_name = {PART_BY_WORD[word] for word in re.split(r"[-_.]", file) if word in PART_BY_WORD}

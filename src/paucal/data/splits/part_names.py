@@ -137,8 +137,8 @@ def split_in_folders(path: str) -> str:
     """Return the split that a folder of a path is named after; "" if no folder is named after a split.
 
     Example:
-        >>> split_in_folders("images/val2017/1.jpg"), split_in_folders("Train/1.jpg"), split_in_folders("test
-        tubes/1.jpg") ('val', 'train', '')
+        >>> [split_in_folders(path) for path in ("images/val2017/1.jpg", "Train/1.jpg", "test tubes/1.jpg")]
+        ['val', 'train', '']
     """
     matches = [match for folder in path.split("/")[:-1] if (match := _PART_FOLDER.fullmatch(folder.lower()))]
     return PART_BY_WORD[matches[0][1]] if matches else ""

@@ -100,7 +100,7 @@ def with_random_images(choices: Sequence[ChosenImage]) -> list[int]:
     """Return the positions of the choices in order, with a randomly drawn choice inserted after every nine others.
 
     Example:
-        >>> with_random_images([Choice(n) for n in range(12)] + [Choice(20, is_random=True)])
+        >>> with_random_images([ChosenImage(n) for n in range(12)] + [ChosenImage(20, is_random=True)])
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 20, 9, 10, 11]
     """
     order = [choice.index for choice in choices if not choice.is_random]

@@ -22,7 +22,7 @@ from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, resume
 from paucal.runs import RunFolder
 from paucal.runs.weights import save_weights
-from paucal.tasks.classification import assembly, finishing
+from paucal.tasks.classification import checks, finishing
 from paucal.tasks.classification.assembly import assemble
 from paucal.tasks.classification.auto_tune import first_model, head_race, refit, unlabelled_head
 from paucal.tasks.classification.auto_tune import unlabelled as step
@@ -487,7 +487,7 @@ def test_run__is_checked_again_after_unreadable_images_were_left_out(data, tmp_p
 
 
 def test_run__of_a_model_without_linear_classifier_is_refused(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(assembly, "linear_classifier", lambda _: None)
+    monkeypatch.setattr(checks, "linear_classifier", lambda _: None)
     with pytest.raises(UserError, match=r"--unlabelled replaces the model's linear classifier, but .* has no linear"):
         started_from(data, tmp_path / "run", unlabelled=str(tmp_path / "more"))
     assert not (tmp_path / "run").exists()
