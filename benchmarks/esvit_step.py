@@ -20,7 +20,7 @@ from torch import Tensor
 from measuring import interleaved, peak_memory, ratio, store, surroundings
 from paucal.backbones import BackboneSpec
 from paucal.objectives import SelfDistillation, SelfDistillationOptions
-from paucal.objectives.distilled_network import DistilledNetwork
+from paucal.objectives.distilled_network import StudentOrTeacher
 from paucal.training.optimizers import parameter_groups
 from paucal.types import Batch, Crops, Progress
 from plain.esvit_loss import PlainHead
@@ -92,14 +92,14 @@ def plain_step(objective: SelfDistillation, options: argparse.Namespace) -> Step
     return precise
 
 
-def plain_network(network: DistilledNetwork, options: argparse.Namespace) -> PlainNetwork:
+def plain_network(network: StudentOrTeacher, options: argparse.Namespace) -> PlainNetwork:
     """Return a plain network with a copy of the weights of ours."""
     model = copy.deepcopy(network.backbone).model
     heads = {name: plain_head(network, name, options) for name in ("view", "region")}
     return PlainNetwork(model, **heads)
 
 
-def plain_head(network: DistilledNetwork, name: str, options: argparse.Namespace) -> PlainHead:
+def plain_head(network: StudentOrTeacher, name: str, options: argparse.Namespace) -> PlainHead:
     """Return a plain head with the weights of ours; the lengths of its prototypes stay 1."""
     head = network.head(name)
     plain = PlainHead(network.backbone.dim, options.prototypes, 512, 128).to(options.device)

@@ -197,7 +197,7 @@ def judged(draw: Draw, heads: dict[str, Scores]) -> dict[str, Any]:
     seconds = time.perf_counter() - start_time
     raced = today if race.head is None else accuracy(race.head.scores(draw.staged()[draw.others]))
     scores = {TODAY: today, RACE: raced} | {name: accuracy(head(draw)) for name, head in heads.items()}
-    return {"accuracy": scores, "chosen": race.name, "lead": race.lead, "error": race.error, "seconds": seconds}
+    return {"accuracy": scores, "chosen": race.name, "lead": race.lead, "error": race.lead_error, "seconds": seconds}
 
 
 def summarised(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ from paucal.runner.resuming import stored_settings
 from paucal.runs import RunFolder, open_run
 from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.evaluation import evaluate_detections
-from paucal.tasks.detection.images import BoxedImages, open_boxed
+from paucal.tasks.detection.images import BoxedImages, open_boxed_images
 from paucal.tasks.detection.settings import DetectSettings
 
 WARMUP = 0.1  # of the time: a number of steps would be most of a short run on a slow processor
@@ -53,7 +53,7 @@ def main() -> None:
 
 def one(run: RunFolder, settings: DetectSettings, seed: int, seconds: float) -> dict[str, Any]:
     """Return the scores of a detector on the test images."""
-    boxed = open_boxed(settings.data, outlines=False)
+    boxed = open_boxed_images(settings.data, outlines=False)
     parts = read_split(run.path / "split.csv", boxed.images).parts
     side, batch = max(settings.img_size or [416]), int(settings.batch_size or 4)
     torch.manual_seed(seed)

@@ -30,7 +30,7 @@ from paucal.runner.loaders import eval_loader
 from paucal.runner.resuming import stored_settings
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
-from paucal.tasks.classification.auto_tune.first_model import classifier_width, compute_frozen_features
+from paucal.tasks.classification.auto_tune.first_model import classifier_in_features, compute_frozen_features
 from paucal.tasks.classification.auto_tune.head_race import compare_heads
 from paucal.tasks.classification.auto_tune.heads import HEADS, fit_mixture
 from paucal.tasks.classification.auto_tune.probe import Head, fit_head
@@ -54,7 +54,7 @@ def heads_of(setup: TrainingSetup, module: nn.Module, unseen: SplitImages) -> di
     others = compute_frozen_features(module, unseen, unseen.split_indices("test"), fed, settings, staged=True)
     features, judged = own[: len(train)], own[len(train) :]
     labels, count = torch.from_numpy(setup.data.images.labels)[train], len(setup.card.classes)
-    width = classifier_width(module)
+    width = classifier_in_features(module)
     last = fit_head(features[:, :width], labels, count, settings.seed)
     race = compare_heads(features[:, :width], features, labels, count, last.strength, settings.seed)
     found = {"fitted anew: last": (last.scores(judged[:, :width]), last.scores(others[:, :width]))}

@@ -14,7 +14,7 @@ from paucal.tasks.detection.network.detector import Detector, build_detector
 from paucal.tasks.detection.network.options import DetectorOptions
 from paucal.tasks.detection.objective import DetectionObjective
 from paucal.tasks.segmentation.crops import MASK
-from paucal.tasks.segmentation.network import segmentation_network
+from paucal.tasks.segmentation.network import build_segmentation_network
 from paucal.tasks.segmentation.objective import PixelObjective
 from paucal.types import Batch, Progress
 
@@ -44,7 +44,7 @@ each = pytest.mark.parametrize("task", TASKS)
 def made(task: str, kind: str, seed: int = 0) -> Objective:
     torch.manual_seed(seed)
     if task == "segmentation":
-        return PixelObjective(segmentation_network(SPECS[kind], CLASSES, width=8), auxiliary_width=8)
+        return PixelObjective(build_segmentation_network(SPECS[kind], CLASSES, width=8), auxiliary_width=8)
     options = DetectorOptions(16, 16, 8, 4, 32, 64, task == "cascade", least_score=0.0, most=8)
     return DetectionObjective(build_detector(SPECS[kind], CLASSES, options), FineTuning())
 

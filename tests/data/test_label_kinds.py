@@ -15,7 +15,7 @@ from paucal.cli.main import main
 from paucal.data.label_kinds import LABEL_KINDS, describe_labels
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.sources.opening import open_images
-from paucal.tasks.detection.images import open_boxed
+from paucal.tasks.detection.images import open_boxed_images
 from paucal.types import UserError
 
 MAKERS = {"train": make_photos, "detect": write_yolo, "segment": make_scenes}
@@ -116,7 +116,7 @@ def test_two_folders_with_files_of_the_same_names__may_be_photographs_and_masks(
     with pytest.raises(UserError, match=rf"{words} classes of images: `paucal segment` learns masks"):
         open_images(tmp_path)
     with pytest.raises(UserError, match=rf"{words} boxes: `paucal segment` learns masks"):
-        open_boxed(tmp_path)
+        open_boxed_images(tmp_path)
     assert open_images(tmp_path, labelled=False).keys == ["x/0.png", "x/1.png", "x/2.png"]
     pairs = find_pairs(tmp_path)
     assert [(pair.key, pair.masks) for pair in pairs.pairs] == [
@@ -137,7 +137,7 @@ def test_a_table_of_boxes__is_no_table_of_marks(tmp_path: Path):
     with pytest.raises(UserError, match=r"has boxes \(boxes\.csv\) as VGG Image Annotator"):
         open_images(root)
     table = write_tables(tmp_path / "table", PIXELS, {"boxes.csv": range(6)}) / "boxes.csv"
-    assert len(open_boxed(table).images) == 6
+    assert len(open_boxed_images(table).images) == 6
 
 
 def test_classes_and_boxes_of_one_set__are_both_named(tmp_path: Path):
@@ -177,7 +177,7 @@ def test_tables_parquet_and_shards__are_classes_to_verbs_for_boxes_and_masks(tmp
     ):
         assert describe_labels(place) == {"train": words}
         with pytest.raises(UserError, match=rf"has {words}, and no boxes: `paucal train` learns classes of images"):
-            open_boxed(place)
+            open_boxed_images(place)
 
 
 def test_shard__says_how_images_with_boxes_are_written(tmp_path: Path, capsys):

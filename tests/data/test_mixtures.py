@@ -21,7 +21,7 @@ from paucal.data.label_kinds import describe_labels, report_other_label_kinds
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.sources.opening import open_images
-from paucal.tasks.detection.images import open_boxed
+from paucal.tasks.detection.images import open_boxed_images
 from paucal.types import UserError
 from tasks.detection.made import coco, pictures, write_xml
 
@@ -122,7 +122,7 @@ def read_set(root: Path) -> int:
 
 VERBS: dict[str, Callable[[Path], int]] = {
     "train": lambda root: len(open_images(root)),
-    "detect": lambda root: len(open_boxed(root).images),
+    "detect": lambda root: len(open_boxed_images(root).images),
     "segment": read_set,
     "predict": lambda root: len(open_images(root, labelled=False)),
 }

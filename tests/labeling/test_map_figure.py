@@ -8,7 +8,7 @@ from PIL import Image
 from paucal.data.maps.reader import LabelMaps
 from paucal.data.maps.store import LabelMapMetadata, MapWriter, pixel_hash
 from paucal.data.sources.opening import open_images
-from paucal.labeling.map_figure import draw_label_maps, most_likely
+from paucal.labeling.map_figure import draw_label_maps, most_likely_class
 
 
 def drawn(tmp_path, covered="image", size=(40, 20)):  # size as PIL has it: width first
@@ -52,7 +52,7 @@ def test_picture__is_as_high_as_its_images_are(tmp_path):
 
 
 def test_most_likely__counts_the_classes_that_are_not_named():
-    classes, shares = most_likely(torch.tensor([[[2.0]], [[1.0]]]), torch.tensor([[[7]], [[3]]]), 10)
+    classes, shares = most_likely_class(torch.tensor([[[2.0]], [[1.0]]]), torch.tensor([[[7]], [[3]]]), 10)
     weights = np.exp([2.0, 1.0])
     assert classes.tolist() == [[7]]
     assert shares.item() == pytest.approx(weights[0] / (weights.sum() + 8))

@@ -7,7 +7,7 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from paucal.backbones.spec import BackboneSpec
 from paucal.objectives import Supervised
-from paucal.tasks.classification.balance import balanced_weights, positive_weights
+from paucal.tasks.classification.balance import balanced_class_weights, positive_weights
 from paucal.types import Batch, Progress
 
 PROGRESS = Progress(0, 10, 5)
@@ -16,8 +16,8 @@ PROGRESS = Progress(0, 10, 5)
 def test_weights__are_scikit_learns_balanced_ones():
     labels = np.repeat([0, 1, 2], [7, 2, 11])
     expected = compute_class_weight("balanced", classes=np.arange(3), y=labels)
-    assert balanced_weights(np.bincount(labels)).numpy() == pytest.approx(expected)
-    assert balanced_weights(np.array([5, 0, 5])).tolist() == [1.0, 1.0, 1.0]
+    assert balanced_class_weights(np.bincount(labels)).numpy() == pytest.approx(expected)
+    assert balanced_class_weights(np.array([5, 0, 5])).tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.fixture(scope="module")

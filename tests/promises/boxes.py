@@ -25,7 +25,7 @@ from data.boxes.written import region, short_task, task
 from paucal.data.dataset import SampleKey
 from paucal.data.splits.split import make_split
 from paucal.tasks.detection.batches import BoxedDataset
-from paucal.tasks.detection.images import BoxedImages, open_boxed
+from paucal.tasks.detection.images import BoxedImages, open_boxed_images
 from paucal.types import UserError
 
 FORK = b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X        " + bytes(60)
@@ -581,7 +581,7 @@ def trial(folder: Path, seed: int) -> str:
     if made.place == root and maker.chance(0.15):
         made = zipped(made, root, maker.random)
     try:
-        boxed = open_boxed(made.place)
+        boxed = open_boxed_images(made.place)
     except UserError as problem:
         return f"refused: {problem}"
     compare(boxed, made, maker)
@@ -605,7 +605,7 @@ def spoilt_trial(folder: Path, seed: int) -> str:
     missing = maker.random.choice(made.items)
     (root / missing.key).unlink()
     try:
-        boxed = open_boxed(made.place)
+        boxed = open_boxed_images(made.place)
     except UserError as problem:
         return f"refused: {problem}"
     words = "with another suffix" if missing.has_twin else "without an image"

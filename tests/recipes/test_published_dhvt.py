@@ -14,8 +14,8 @@ from paucal.objectives.finetuning import FineTuning
 from paucal.recipes.table import RECIPES
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
-from paucal.tasks.classification.loaders import augmentation, make_preprocessing
-from paucal.tasks.classification.optimization import check_sync_bn, optimization, plan_remarks, training_plan
+from paucal.tasks.classification.loaders import make_augmentation, make_preprocessing
+from paucal.tasks.classification.optimization import check_sync_bn, make_optimization, remarks_on_plan, training_plan
 from paucal.training.optimizers import parameter_groups
 from paucal.types import UserError
 
@@ -60,7 +60,7 @@ def test_rate__is_the_recorded_one(recipe, devices, batch, rate):
 def test_schedule__lags_one_epoch_in_the_programs_reading(recipe, warmup, floor):
     settings, _ = resolved(recipe, devices=2, device="cpu", strategy="ddp")
     plan = training_plan(settings, CIFAR.n_train, CIFAR.n_classes)
-    schedule = optimization(settings, plan).schedule
+    schedule = make_optimization(settings, plan).schedule
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=settings.lr)
     theirs = CosineLRScheduler(optimizer, t_initial=settings.epochs, lr_min=floor, warmup_t=warmup, warmup_lr_init=1e-6)
     for epoch in range(settings.epochs):
@@ -75,7 +75,7 @@ def test_schedule__lags_one_epoch_in_the_programs_reading(recipe, warmup, floor)
 def test_schedule__of_the_papers_reading_moves_every_step():
     settings, _ = resolved("dhvt-cifar", devices=2, device="cpu", strategy="ddp")
     plan = training_plan(settings, CIFAR.n_train, CIFAR.n_classes)
-    schedule, steps = optimization(settings, plan).schedule, plan.steps_per_epoch
+    schedule, steps = make_optimization(settings, plan).schedule, plan.steps_per_epoch
     assert [schedule(epoch * steps) for epoch in (0, 5, 300)] == pytest.approx([1e-6, 9.993e-4, 1e-5], rel=1e-4)
     assert schedule(1) > schedule(0)
 
@@ -101,13 +101,13 @@ def test_dhvt__leaves_images_under_32_pixels_readable():
 
 def test_images__of_32_pixels_are_padded_and_shown_whole():
     settings, _ = resolved("dhvt-cifar")
-    change, size = augmentation(settings), make_preprocessing(settings, _statistics())
+    change, size = make_augmentation(settings), make_preprocessing(settings, _statistics())
     assert (change.crop, change.padding, change.hflip, change.erase_prob) == ("padded", 4, 0.5, 0.25)
     assert (size.image_size, size.crop_ratio) == ((32, 32), 1.0)
     assert settings.normalise == "imagenet"
     large, _ = resolved("dhvt-domainnet", PHOTOS)
     assert make_preprocessing(large, _statistics()).crop_ratio == 224 / 256
-    assert augmentation(large).crop == "random-resized"
+    assert make_augmentation(large).crop == "random-resized"
 
 
 def _statistics():
@@ -216,4 +216,4 @@ def test_sync_bn__is_refused_without_gpus_and_remarked_on_one_device():
     with pytest.raises(UserError, match=r"--sync-bn: torch.*only on GPUs, but --device is cpu: remove --sync-bn"):
         check_sync_bn(sync(device="cpu", devices=1))
     settings = sync(device="cuda", devices=1, batch_size=16, epochs=5)
-    assert "--sync-bn has no effect on a single device" in plan_remarks(settings, CIFAR.n_train)
+    assert "--sync-bn has no effect on a single device" in remarks_on_plan(settings, CIFAR.n_train)

@@ -8,7 +8,7 @@ from paucal.methods.training import with_recipe
 from paucal.methods.training_settings import TrainSettings
 from paucal.rules.facts import DataAndMachine
 from paucal.tasks.classification.loaders import make_preprocessing
-from paucal.tasks.classification.optimization import optimization, training_plan
+from paucal.tasks.classification.optimization import make_optimization, training_plan
 
 IMAGENET = DataAndMachine(n_train=1_281_167, n_classes=1000, median_side=400, cores=8)
 
@@ -31,7 +31,7 @@ def test_rate__of_each_epoch_is_the_programs(recipe, images, rates):
     settings = chosen(recipe, accumulate=8, device="cpu")
     assert settings.batch_size_or_1 * settings.accumulate == images
     plan = training_plan(settings, IMAGENET.n_train, IMAGENET.n_classes)
-    schedule = optimization(settings, plan).schedule
+    schedule = make_optimization(settings, plan).schedule
     found = {epoch: schedule(epoch * plan.steps_per_epoch) for epoch in rates}
     assert found == pytest.approx(rates, rel=2e-4)
 

@@ -10,7 +10,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.objectives.finetuning import FineTuning
 from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
 from paucal.rules.resolve import resolve
-from paucal.tasks.classification.loaders import augmentation
+from paucal.tasks.classification.loaders import make_augmentation
 from paucal.tasks.segmentation.rules import RULES
 from paucal.tasks.segmentation.settings import SegmentSettings
 
@@ -43,10 +43,10 @@ def test_auxiliary_width__is_that_of_the_head_up_to_256(width, expected):
 
 def test_crops__have_the_scale_of_their_rule_and_refuse_to_go_without():
     settings = resolved(TrainSettings(crop="random-resized", epochs=100))
-    assert augmentation(settings).scale == (0.08, 1.0)
+    assert make_augmentation(settings).scale == (0.08, 1.0)
     with pytest.raises(AssertionError):
-        augmentation(replace(settings, crop_scale=None))
-    augmentation(replace(settings, crop="padded", crop_scale=None))
+        make_augmentation(replace(settings, crop_scale=None))
+    make_augmentation(replace(settings, crop="padded", crop_scale=None))
 
 
 def test_layer_decay__is_none_unless_given():

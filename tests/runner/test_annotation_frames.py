@@ -15,7 +15,7 @@ from paucal.data.label_kinds import describe_labels
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.runner.annotation_frames import takes_annotations
-from paucal.tasks.detection.images import open_boxed
+from paucal.tasks.detection.images import open_boxed_images
 from paucal.types import UserError
 from tasks.detection.made import TINY, pictures
 
@@ -53,7 +53,7 @@ def test_boxes__are_those_of_the_rows(tmp_path: Path, table) -> None:
     columns = write_pictures(tmp_path / "photos")
     file, settings = stored(table(columns), image="where", label="kind", seed=3)
     assert settings == {"seed": 3}
-    boxed = open_boxed(file)
+    boxed = open_boxed_images(file)
     assert boxed.images.location == str(tmp_path / "photos")
     assert sorted(boxed.images.keys) == sorted(f"cam{n % 2}/{n // 2} é, x.png" for n in range(6))
     for number, (image, rows) in enumerate(pictures(6)):
@@ -71,7 +71,7 @@ def test_boxes__may_be_a_column_of_lists_and_lack_an_object(tmp_path: Path) -> N
     Image.new("RGB", (96, 64)).save(tmp_path / "empty.png")
     for name, value in zip(columns, (str(tmp_path / "empty.png"), None, "train", None), strict=True):
         columns[name].append(value)
-    boxed = open_boxed(stored(pa.table(columns), image="where", label="kind")[0])
+    boxed = open_boxed_images(stored(pa.table(columns), image="where", label="kind")[0])
     assert len(boxed.boxes["empty.png"].corners) == 0
     assert boxed.boxes["cam0/0 é, x.png"].corners.tolist() == [list(row[1:]) for row in pictures(1)[0][1]]
 
@@ -82,7 +82,7 @@ def test_relative_paths__are_relative_to_the_root_or_the_working_folder(tmp_path
     first = stored(pa.table(columns), image="where", label="kind", data_root=tmp_path)[0]
     monkeypatch.chdir(tmp_path)
     assert stored(pa.table(columns), image="where", label="kind")[0] == first
-    assert len(open_boxed(first).images) == 6
+    assert len(open_boxed_images(first).images) == 6
 
 
 def test_missing_image__is_named_and_not_replaced_by_one_of_the_same_name(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_missing_image__is_named_and_not_replaced_by_one_of_the_same_name(tmp_pa
             csv.writer(opened).writerows([names, *zip(*rows.values(), strict=True)])
         Path(first).unlink(missing_ok=True)
         with pytest.raises(UserError, match=rf"names '{tmp_path / gone}', {words}"):
-            open_boxed(file)
+            open_boxed_images(file)
 
 
 def test_masks__are_those_of_the_named_columns_whatever_the_others_are_called(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_segmenter__is_trained_on_a_table(tmp_path: Path) -> None:
     ],
 )
 def test_other_tables__are_refused_in_a_sentence(tmp_path: Path, columns, settings, words) -> None:
-    opener = find_pairs if "mask" in columns else open_boxed
+    opener = find_pairs if "mask" in columns else open_boxed_images
     with pytest.raises(UserError, match=words):
         opener(stored(pa.table(columns), data_root=tmp_path, **settings)[0])
 

@@ -113,7 +113,7 @@ def at_the_fifth_step(monkeypatch):
         return PlanChange(5, 12, 1) if step == 5 and not plan.changes else None
 
     monkeypatch.setattr(RunClock, "_find_change", find_change)
-    monkeypatch.setattr(auto_tune, "seconds_per_image", lambda made, threads: 0.01)
+    monkeypatch.setattr(auto_tune, "measure_seconds_per_image", lambda made, choose_threads: 0.01)
 
 
 SETTINGS = {

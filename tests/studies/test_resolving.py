@@ -20,7 +20,7 @@ from paucal.studies.reading import studies
 from paucal.tasks.detection.assembly import detector_backbone
 from paucal.tasks.detection.network.detector import build_detector
 from paucal.tasks.detection.settings import detector_options
-from paucal.tasks.segmentation.network import segmentation_network
+from paucal.tasks.segmentation.network import build_segmentation_network
 from paucal.types import UserError, height_and_width
 from paucal.verbs.compare.jobs import job_of
 from studies.resolved import checked
@@ -231,7 +231,7 @@ def build(kind: str, settings: Any) -> None:
     with torch.device("meta"), torch.no_grad(), torch.random.fork_rng(devices=[]):
         if kind == "segment":
             spec, _ = backbone_spec(settings, 3)
-            segmentation_network(spec, 3, settings.width, settings.dropout, settings.drop_path)
+            build_segmentation_network(spec, 3, settings.width, settings.dropout, settings.drop_path)
             return
         settings = replace(settings, masks="on")  # all images of these sets have outlines
         (spec, _), options = detector_backbone(settings), detector_options(settings)

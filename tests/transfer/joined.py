@@ -18,7 +18,7 @@ from paucal.tasks.detection.network.detector import build_detector
 from paucal.tasks.detection.network.options import DetectorOptions
 from paucal.tasks.detection.objective import DetectionObjective
 from paucal.tasks.segmentation.crops import MASK
-from paucal.tasks.segmentation.network import segmentation_network
+from paucal.tasks.segmentation.network import build_segmentation_network
 from paucal.tasks.segmentation.objective import PixelObjective
 from paucal.types import Batch, Progress
 
@@ -48,7 +48,7 @@ class FixedProposals(nn.Module):
 def made(task: str) -> Objective:
     torch.manual_seed(0)
     if task == "segmentation":
-        network = segmentation_network(SPEC, CLASSES, width=8, dropout=0.0, drop_path_rate=0.0)
+        network = build_segmentation_network(SPEC, CLASSES, width=8, dropout=0.0, drop_path_rate=0.0)
         return PixelObjective(network, auxiliary_width=8, dropout=0.0)
     # As many regions learn as there are, so that none is drawn.
     options = DetectorOptions(16, 16, 8, 4, 8 * REGIONS, 64, task == "cascade")

@@ -36,7 +36,7 @@ def draw_label_maps(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure
     positions = mapped[evenly_spaced(len(mapped), count)]
     reader = maps.open_reader(ordered, positions)
     label_maps = [reader(int(position)) for position in positions]
-    overlays = [most_likely(entry["values"], entry["indices"], len(ordered.classes)) for entry in label_maps]
+    overlays = [most_likely_class(entry["values"], entry["indices"], len(ordered.classes)) for entry in label_maps]
     shown_classes = _frequent_classes([classes for classes, _ in overlays])
     figure, panel_pairs = _new_panels(ordered, positions)
     for (image_panel, map_panel), position, entry, overlay in zip(
@@ -60,7 +60,7 @@ def draw_label_maps(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure
     return figure
 
 
-def most_likely(values: Tensor, indices: Tensor, classes: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def most_likely_class(values: Tensor, indices: Tensor, classes: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the most probable class at each position of a label map, and its probability, as two (H, W) arrays.
 
     Args:

@@ -115,7 +115,7 @@ class TeacherAccuracy:
 
 
 @torch.inference_mode()
-def check_teacher(
+def measure_teacher_accuracy(
     teacher: DenseTeacher,
     images: ImageSet,
     positions: NDArray[np.int64],

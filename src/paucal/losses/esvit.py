@@ -126,11 +126,11 @@ def esvit_loss(
     return EsvitLoss(view_loss, region_loss, weights["view"] * view_loss + weights["region"] * region_loss)
 
 
-def task_weights(region: bool, view_weight: float | None = None, region_weight: float = 0.5) -> dict[str, float]:
+def task_weights(has_region: bool, view_weight: float | None = None, region_weight: float = 0.5) -> dict[str, float]:
     """Return the weights of the losses that are used, by the name of the loss.
 
     Args:
-        region: Whether the region loss is used.
+        has_region: Whether the region loss is used.
         view_weight: Weight of the view loss; None for 0.5 if the region loss is used, else 1.
         region_weight: Weight of the region loss.
 
@@ -138,7 +138,7 @@ def task_weights(region: bool, view_weight: float | None = None, region_weight: 
         >>> task_weights(False), task_weights(True)
         ({'view': 1.0}, {'view': 0.5, 'region': 0.5})
     """
-    if not region:
+    if not has_region:
         return {"view": 1.0 if view_weight is None else view_weight}
     return {"view": 0.5 if view_weight is None else view_weight, "region": region_weight}
 
@@ -157,11 +157,11 @@ def view_pairs(teacher_views: int, student_views: int) -> list[tuple[int, int]]:
     return [(target, crop) for target in range(teacher_views) for crop in range(student_views) if target != crop]
 
 
-def view_targets(images: int, teacher_views: int, student_views: int, device: torch.device | str = "cpu") -> Targets:
+def view_targets(n_images: int, teacher_views: int, student_views: int, device: torch.device | str = "cpu") -> Targets:
     """Return the targets of the view loss, in which all pairs of different crops have the same weight.
 
     Args:
-        images: Number of images B.
+        n_images: Number of images B.
         teacher_views: Number of crops that the teacher gets.
         student_views: Number of crops that the student gets.
         device: Device of the result.
@@ -173,7 +173,7 @@ def view_targets(images: int, teacher_views: int, student_views: int, device: to
         ValueError: There is no pair of different crops.
     """
     weights = _pair_weights(teacher_views, student_views, device)
-    rows = torch.arange(teacher_views, device=device).expand(images, student_views, teacher_views)
+    rows = torch.arange(teacher_views, device=device).expand(n_images, student_views, teacher_views)
     return Targets(rows, weights)
 
 

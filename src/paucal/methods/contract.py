@@ -58,14 +58,14 @@ class TrainingMethod(MethodOrLoss):
         build: Builds the objective from the settings, the backbone and the extra losses by name.
         terms: Names of the extra losses that belong to the method.
         label_maps: Whether the method learns from label maps.
-        contrast: Name of a method to compare a finished run with, and what the comparison shows; None if no comparison
-            is suggested.
+        suggested_comparison: Name of a method to compare a finished run with, and what the comparison shows; None if no
+            comparison is suggested.
     """
 
     build: Callable[[Any, FeatureBackbone, Mapping[str, Term]], Objective]
     terms: tuple[str, ...] = ()
     label_maps: bool = False
-    contrast: tuple[str, str] | None = None
+    suggested_comparison: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -133,11 +133,12 @@ class PretrainingMethod(MethodOrLoss):
             of the verdict.
         n_prototypes: Returns the number of outputs of a head, which limits the entropy of the outputs; None for methods
             without prototypes.
-        stage: Returns the settings of the current training stage, from all settings and the number of finished epochs.
+        stage_settings: Returns the settings of the current training stage, from all settings and the number of finished
+            epochs.
         next_stage_epoch: Returns the epoch after which the next stage starts; None if the run has a single stage.
-        stage_news: Message that is printed when the next stage starts.
+        next_stage_message: Message that is printed when the next stage starts.
         min_images: Minimum number of training images.
-        settled_start: Whether a run from pretrained weights is expected to be healthy from the first step, because
+        healthy_from_start: Whether a run from pretrained weights is expected to be healthy from the first step, because
             `judge` assesses features and not the outputs of new heads.
     """
 
@@ -148,8 +149,8 @@ class PretrainingMethod(MethodOrLoss):
     clip: Callable[[Any], float | None] = lambda settings: settings.clip
     settings_after_collapse: Callable[[Any, str], dict[str, float]] = lambda settings, kind: {"lr": settings.lr / 2}
     n_prototypes: Callable[[Any], int | None] = lambda settings: None
-    stage: Callable[[Any, int], Any] = lambda settings, epochs: settings
+    stage_settings: Callable[[Any, int], Any] = lambda settings, epochs: settings
     next_stage_epoch: Callable[[Any], int | None] = lambda settings: None
-    stage_news: str = ""
+    next_stage_message: str = ""
     min_images: int = 2
-    settled_start: bool = False
+    healthy_from_start: bool = False

@@ -63,7 +63,7 @@ def entries_of(settings: TrainSettings) -> list[MethodOrLoss]:
     return [method_of(settings), *(EXTRA_LOSSES[name] for name in terms_of(settings))]
 
 
-def unused_by(settings: TrainSettings) -> set[str]:
+def unused_settings_of(settings: TrainSettings) -> set[str]:
     """Return the names of the settings that belong only to methods and losses that a run does not use."""
     return set(unused_settings(entries_of(settings), ENTRIES))
 
@@ -77,9 +77,11 @@ def with_recipe(settings: TrainSettings, origins: Mapping[str, str]) -> tuple[Tr
     recipe_settings = {} if recipe is None else recipe.settings
     chosen_losses = [name for name in ("method", "add") if name in recipe_settings and name not in origins]
     losses = {name: recipe_settings[name] for name in chosen_losses}
-    settings, origins = fill_in(settings, origins, RECIPES, settings.recipe, unused_by(replace(settings, **losses)))
+    settings, origins = fill_in(
+        settings, origins, RECIPES, settings.recipe, unused_settings_of(replace(settings, **losses))
+    )
     if recipe is not None:
-        settings, origins = _scale_to_length(settings, origins, recipe)
+        settings, origins = _scale_schedule_to_epochs(settings, origins, recipe)
     if settings.recipe is not None and recipe is not None and recipe.imagenet_alone and settings.init == "timm":
         model_name = imagenet_alone(settings.model, settings.recipe)
         if model_name != settings.model:
@@ -88,7 +90,7 @@ def with_recipe(settings: TrainSettings, origins: Mapping[str, str]) -> tuple[Tr
     return settings, origins
 
 
-def _scale_to_length(
+def _scale_schedule_to_epochs(
     settings: TrainSettings, origins: dict[str, str], recipe: Recipe
 ) -> tuple[TrainSettings, dict[str, str]]:
     """Scale the cosine schedule and the warm-up of a recipe if the run has another number of epochs.

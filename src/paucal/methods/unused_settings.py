@@ -8,24 +8,27 @@ from paucal.settings.options import flag, setting_fields
 from paucal.types import UserError
 
 
-def unused_settings(used: Iterable[MethodOrLoss], known: Iterable[MethodOrLoss]) -> dict[str, MethodOrLoss]:
+def unused_settings(
+    used_entries: Iterable[MethodOrLoss], all_entries: Iterable[MethodOrLoss]
+) -> dict[str, MethodOrLoss]:
     """Return the settings that have no effect in a run, as a dict from the setting's name to its entry.
 
-    `used` are the entries of the run; `known` are all entries.
+    `used_entries` are the entries of the run; `all_entries` are all entries.
     """
-    in_use = {name for entry in used for name in entry.own_settings}
-    return {name: entry for entry in known for name in sorted(entry.own_settings - in_use)}
+    in_use = {name for entry in used_entries for name in entry.own_settings}
+    return {name: entry for entry in all_entries for name in sorted(entry.own_settings - in_use)}
 
 
 def refuse_unused(
-    settings: Any, origins: Mapping[str, str], used: Iterable[MethodOrLoss], known: Iterable[MethodOrLoss]
+    settings: Any, origins: Mapping[str, str], used_entries: Iterable[MethodOrLoss], all_entries: Iterable[MethodOrLoss]
 ) -> None:
     """Raise a UserError if the user has given a setting that has no effect in the run.
 
     A config file may contain every setting, so default values in a config file are accepted; a flag is refused even if
-    it gives the default. `origins` has the origin of each given setting; see `unused_settings` for `used` and `known`.
+    it gives the default. `origins` has the origin of each given setting; see `unused_settings` for `used_entries` and
+    `all_entries`.
     """
-    unused, declared = unused_settings(used, known), setting_fields(settings)
+    unused, declared = unused_settings(used_entries, all_entries), setting_fields(settings)
     for name, origin in origins.items():
         is_default_of_config = origin == "config" and getattr(settings, name) == declared[name].default
         if name in unused and not is_default_of_config:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from paucal.losses import Sharpness, effective_rank, entropy, feature_spread
-from paucal.objectives.distilled_network import DistilledNetwork
+from paucal.objectives.distilled_network import StudentOrTeacher
 from paucal.objectives.projection_head import ProjectionHead
 
 
@@ -55,7 +55,7 @@ def task_health(
 
 
 @torch.no_grad()
-def teacher_distance(student: DistilledNetwork, teacher: DistilledNetwork) -> Tensor:
+def teacher_distance(student: StudentOrTeacher, teacher: StudentOrTeacher) -> Tensor:
     """Return the L2 norm of the difference between the backbones' weights, divided by the norm of the student's."""
     pairs = list(zip(teacher.backbone.parameters(), student.backbone.parameters(), strict=True))
     squared_distance = torch.stack([(first - second).square().sum() for first, second in pairs]).sum()

@@ -25,7 +25,7 @@ class CropFeatures:
     cells: list[Tensor]
 
 
-class DistilledNetwork(nn.Module):
+class StudentOrTeacher(nn.Module):
     """A student or a teacher: a backbone, a head for crops and, if the region task is used, another head for cells.
 
     Args:

@@ -29,7 +29,7 @@ from paucal.losses import (
 from paucal.objectives.base import Objective
 from paucal.objectives.crop_mixing import mix_crops, mix_targets
 from paucal.objectives.distillation_health import task_health, teacher_distance
-from paucal.objectives.distilled_network import CropFeatures, DistilledNetwork, update_teacher
+from paucal.objectives.distilled_network import CropFeatures, StudentOrTeacher, update_teacher
 from paucal.objectives.self_distillation_options import SelfDistillationOptions
 from paucal.types import Batch, Crops, DataRequest, GroupScale, GroupScales, LossTerms, Progress
 
@@ -68,8 +68,8 @@ class SelfDistillation(Objective):
         if not view_pairs(self.global_views, self.all_views):
             raise ValueError(f"the loss compares pairs of crops and needs at least 2 per image, got {self.all_views}")
         sizes = [crop_size(group) for group in crops]
-        self.student = DistilledNetwork(spec.build(sizes, drop_path_rate), self.options, trained=True)
-        self.teacher = DistilledNetwork(spec.build(sizes, drop_path_rate=0.0), self.options, trained=False)
+        self.student = StudentOrTeacher(spec.build(sizes, drop_path_rate), self.options, trained=True)
+        self.teacher = StudentOrTeacher(spec.build(sizes, drop_path_rate=0.0), self.options, trained=False)
         self.teacher.load_state_dict(self.student.state_dict())
         self.teacher.requires_grad_(False)
         for name in self.options.weights():

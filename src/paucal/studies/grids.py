@@ -16,7 +16,7 @@ from paucal.rules.backbone import model_arguments
 from paucal.rules.facts import device_or_best
 from paucal.studies.call import Call
 from paucal.studies.plan import PlannedRun
-from paucal.studies.starts import fraction_setting, open_labelled, prepare_starts, with_starts
+from paucal.studies.starts import fraction_setting, open_labelled_images, prepare_starts, with_starts
 from paucal.studies.study import Architecture, Scale
 from paucal.studies.words import describe_run, describe_settings
 from paucal.types import UserError
@@ -80,7 +80,7 @@ def _arm_settings(call: Call, run: PlannedRun, shared: Mapping[str, Any], images
 def _training_settings(call: Call, run: PlannedRun, shared: Mapping[str, Any]) -> dict[str, Any]:
     study, small, settings = call.study, call.small, call.settings
     if small is not None:
-        images = open_labelled(shared, run.settings.get("classes"), call.console)
+        images = open_labelled_images(shared, run.settings.get("classes"), call.console)
         return {**run.settings, **fraction_setting(images, small.images), **_start_setting(call, run)}
     if run.row.maps and settings.labels is None:
         raise UserError(

@@ -116,7 +116,7 @@ def prepare_starts(call: Call, rows: Grid) -> None:
             continue
         fraction = {}
         if verb == "train" and start_training.data:
-            labelled = open_labelled(shared, start_training.set.get("classes"), console)
+            labelled = open_labelled_images(shared, start_training.set.get("classes"), console)
             fraction = fraction_setting(labelled, start_training.images)
         arms = [Arm(name, None, None, {**values, **fraction}) for name, values in settings.items()]
         grid_settings = call.grid_settings(call.folder / STARTS / verb, rows.seeds)
@@ -124,7 +124,7 @@ def prepare_starts(call: Call, rows: Grid) -> None:
         prepare_grid(grid_settings, arms, shared, call.command, console, images)
 
 
-def open_labelled(shared: Mapping[str, Any], classes: str | None, console: Console) -> GridImages:
+def open_labelled_images(shared: Mapping[str, Any], classes: str | None, console: Console) -> GridImages:
     """Open the labelled images of all classes, or of `classes` (see `paucal train --classes`)."""
     location = {name: shared[name] for name in ("data", "data_root", "download") if name in shared}
     return open_images("train", {**location, "classes": classes}, console)

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from data.boxes.written import PIXELS, write_cvat, write_label_studio, write_labelme, write_tables, write_yolo
-from paucal.tasks.detection.images import open_boxed
+from paucal.tasks.detection.images import open_boxed_images
 from paucal.types import UserError
 from tasks.detection.made import write_coco, write_voc
 
@@ -85,7 +85,7 @@ def test_numbers_that_no_box_has__are_refused_in_a_sentence(
 ):
     root = make(tmp_path / "set", number)
     try:
-        boxed, refusal = open_boxed(root), ""
+        boxed, refusal = open_boxed_images(root), ""
     except UserError as problem:
         boxed, refusal = None, str(problem)
     if boxed is None:
@@ -156,7 +156,7 @@ def test_paths_out_of_the_set__are_refused_in_a_sentence(tmp_path: Path, make: C
     Image.new("RGB", (96, 64)).save(tmp_path / "secret.png")
     make(tmp_path / "set", name.format(tmp_path))
     with pytest.raises(UserError, match="no such image") as refusal:
-        open_boxed(tmp_path / "set")
+        open_boxed_images(tmp_path / "set")
     assert "\n" not in str(refusal.value)
 
 
@@ -170,7 +170,7 @@ def test_entities__are_refused_in_every_xml(tmp_path: Path, file: str, entity: s
     text = (root / file).read_text().replace("red", "&a9;")
     (root / file).write_text(f"<!DOCTYPE a [{entity}]>{text}")
     with pytest.raises(UserError, match="declares a document type"):
-        open_boxed(root)
+        open_boxed_images(root)
 
 
 ZIGZAG = [(4 + 80 * (n % 2), 4 + n % 50) for n in range(16_000)]  # 1.3 million pixels long
@@ -215,5 +215,5 @@ POLYGONS = (coco_polygon, yolo_polygon, labelme_polygon, cvat_polygon, studio_po
 def test_endless_polygons__are_refused_in_a_sentence(tmp_path: Path, make: Callable[[Path], None]):
     make(tmp_path / "set")
     with pytest.raises(UserError, match=r"an outline of '\w+' of more than 1,000,000 pixels in length") as refusal:
-        open_boxed(tmp_path / "set")
+        open_boxed_images(tmp_path / "set")
     assert "\n" not in str(refusal.value)

@@ -15,7 +15,7 @@ from paucal.data.boxes.annotations import AnnotationSet
 from paucal.data.boxes.label_studio import decode_brush, encode_brush
 from paucal.data.boxes.opening import read_boxes
 from paucal.data.sources.opening import open_images
-from paucal.tasks.detection.images import open_boxed
+from paucal.tasks.detection.images import open_boxed_images
 from paucal.types import UserError
 from tasks.detection.made import pictures
 
@@ -187,7 +187,7 @@ def test_damaged_regions__are_refused_in_a_sentence(tmp_path: Path, change: dict
     one = region(("a", 5, 5, 20, 20), SIZE)
     one["value"] |= change
     with pytest.raises(UserError, match=words) as problem:
-        open_boxed(write(tmp_path / "set", [task("0.png", [one])]))
+        open_boxed_images(write(tmp_path / "set", [task("0.png", [one])]))
     assert "\n" not in str(problem.value)
 
 
@@ -220,7 +220,7 @@ def test_choices__are_the_classes_of_whole_images(tmp_path: Path):
         assert "1 image without a label was left out" in images.notes
     assert paucal.check(root).checked.images.classes == ("cat", "dog")
     with pytest.raises(UserError, match=r"labels of whole images .*, and no boxes: `paucal train` learns classes"):
-        open_boxed(root)
+        open_boxed_images(root)
 
 
 def test_several_choices__are_several_labels_also_in_the_short_form(tmp_path: Path):

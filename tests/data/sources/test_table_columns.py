@@ -213,14 +213,14 @@ def test_columns__of_one_name_that_are_not_read_do_no_harm(tmp_path):
     with pytest.raises(UserError, match="several columns called 'age'"):
         group_numbers(images, "age")
     with pytest.raises(UserError, match="several columns called 'age'"):
-        read_targets(images, "age", fewest=1)
+        read_targets(images, "age", min_targets=1)
 
 
 def test_columns__with_two_numbers_for_an_image_are_refused_as_targets(opened):
     images = opened({"path": [*FILES, "0.png"], "age": [*range(8), 9], "sex": ["f"] * 9}, labelled=False)
     assert images.column_values("sex") == ["f"] * 8
     with pytest.raises(UserError, match=r"'0\.png' is in lines 2 and 10 of .* different cells in the column 'age'"):
-        read_targets(images, "age", fewest=1)
+        read_targets(images, "age", min_targets=1)
 
 
 def test_columns__that_one_table_of_a_set_lacks_are_empty_there(tmp_path):

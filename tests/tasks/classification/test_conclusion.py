@@ -10,7 +10,7 @@ from paucal.evaluation.calibration import MIN_IMAGES, Calibration
 from paucal.methods.training_settings import TrainSettings
 from paucal.runs import RunFolder
 from paucal.tasks.classification import conclusion
-from paucal.tasks.classification.conclusion import calibration_line, kept_text, next_steps
+from paucal.tasks.classification.conclusion import calibration_line, kept_model_text, next_steps
 
 
 def line(temperature: float, images: int) -> str:
@@ -38,7 +38,7 @@ def test_kept_text__names_the_image_size_if_tuning_went_on_to_another(monkeypatc
     monkeypatch.setattr(conclusion, "read_card", lambda _: of_size(size))
     setup: Any = SimpleNamespace(card=of_size((128, 128)), is_selected=True, tune_record=None)
     kept: Any = None
-    assert kept_text(RunFolder(Path("runs/1")), setup, kept, kept) == f"the probe{end}"
+    assert kept_model_text(RunFolder(Path("runs/1")), setup, kept, kept) == f"the probe{end}"
 
 
 def test_next_steps__quote_the_folder_of_the_run():

@@ -18,7 +18,7 @@ from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import assemble
 from paucal.tasks.classification.auto_tune import auto_tune as auto_tune_module
 from paucal.tasks.classification.auto_tune import first_model
-from paucal.tasks.classification.auto_tune.head_race import read_held_out
+from paucal.tasks.classification.auto_tune.head_race import read_held_out_logits
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 from tasks.classification.auto_tune.carried import install
@@ -53,7 +53,7 @@ def finished(tmp_path_factory):
 def test_run__on_few_images_trains_on_all_and_is_cross_validated(finished, each):
     result, console = finished(each)
     assert parts_of(result.folder) == ["train"] * 3 * each
-    held_out = read_held_out(RunFolder(result.folder))
+    held_out = read_held_out_logits(RunFolder(result.folder))
     report = read_report(json.loads((result.folder / "evaluation/test/metrics.json").read_text()))
     assert (report.images, report.repeats, report.folds) == (3 * each, 3, min(each, 5))
     assert report.scores["top1"] == cross_validated(held_out.is_correct.numpy(), folds=min(each, 5))
@@ -95,7 +95,7 @@ def test_run__on_few_images_is_resumed_after_its_first_model(finished, weights, 
     whole, _ = finished(6)
     data = whole.folder.parent / "photos"
     with monkeypatch.context() as patch:
-        patch.setattr(auto_tune_module, "_keep_probe", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(auto_tune_module, "_end_with_probe", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert isinstance(started_from(data, tmp_path / "run"), Stopped)
     result = resume(TrainingJob(), tmp_path / "run", SilentConsole())
     assert result.report == whole.report

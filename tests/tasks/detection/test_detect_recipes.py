@@ -17,7 +17,7 @@ from paucal.runner.starts import without_none_init
 from paucal.settings.options import check_ranges
 from paucal.tasks.detection.assembly import assemble
 from paucal.tasks.detection.batches import BoxedDataset
-from paucal.tasks.detection.images import open_boxed
+from paucal.tasks.detection.images import open_boxed_images
 from paucal.tasks.detection.job import DetectionJob, make_schedule
 from paucal.tasks.detection.network.options import DetectorOptions
 from paucal.tasks.detection.rules import RULES, BoxFacts
@@ -29,7 +29,7 @@ from paucal.types import UserError
 from tasks.detection.made import TINY, write_coco
 from tasks.detection.test_detect_runs import GIVEN
 
-COCO = BoxFacts(TRAINING_IMAGES, 80, 480, device="cuda", devices=8, longer=640)
+COCO = BoxFacts(TRAINING_IMAGES, 80, 480, device="cuda", devices=8, median_longer_side=640)
 
 
 def filled(name: str, **given) -> tuple[DetectSettings, dict[str, str]]:
@@ -52,7 +52,7 @@ def test_recipes__are_whole_settings_in_their_ranges(name: str):
 
 
 def test_a_start_that_has_been_shown_little__is_not_handled_with_care():
-    few = BoxFacts(205, 3, 480, device="cpu", longer=640)
+    few = BoxFacts(205, 3, 480, device="cpu", median_longer_side=640)
     for shown, expected in (
         (2_050, ("none", 1.0, False)),
         (UNDERTRAINED_IMAGES, (1, 0.5, True)),
@@ -298,7 +298,7 @@ def test_fraction_that_leaves_no_test_image__is_refused(tmp_path: Path):
 
 @pytest.mark.parametrize(("min_side", "boxes"), [(0.0, 1), (0.9, 1), (1.0, 0)])
 def test_boxes_under_a_side__are_not_learned(tmp_path: Path, min_side: float, boxes: int):
-    boxed = open_boxed(str(with_empty_and_thin(tmp_path / "set")))
+    boxed = open_boxed_images(str(with_empty_and_thin(tmp_path / "set")))
     place = boxed.images.keys.index("3.png")
     view = make_training_transform((96, 96), (0.0,) * 3, (1.0,) * 3, hflip=0.0, jitter="cropped")
     counts = []

@@ -22,7 +22,7 @@ from paucal.runs import RunFolder
 from paucal.runs.weights import load_checkpoint, read_weights
 from paucal.settings.options import rule_chosen_names
 from paucal.tasks.detection.assembly import assemble
-from paucal.tasks.detection.images import open_boxed
+from paucal.tasks.detection.images import open_boxed_images
 from paucal.tasks.detection.job import DetectionJob, detect, plan_steps_for_time
 from paucal.tasks.detection.rules import RULES
 from paucal.tasks.detection.settings import DetectSettings
@@ -141,7 +141,7 @@ def test_answers__are_written_as_labels_that_are_read_back(
         assert [len(rows) for rows in scores] == [len(found[f"{number}.png"]) for number in (3, 0, 7)]
         assert "annotations" not in tasks[0]
         return
-    read = open_boxed(tmp_path / "out")
+    read = open_boxed_images(tmp_path / "out")
     for index, key in enumerate(read.images.keys):
         expected, boxes = found[Path(key).name], read.boxes_of(index)
         assert boxes.corners == pytest.approx(expected.boxes, abs=0.02)
@@ -238,9 +238,9 @@ def test_unreadable_images__are_refused_or_left_out_with_their_boxes(tmp_path: P
 
 
 def assemble_whole(tmp_path: Path):
-    from paucal.tasks.detection.images import open_boxed
+    from paucal.tasks.detection.images import open_boxed_images
 
-    return open_boxed(write_coco(tmp_path / "whole", 20))
+    return open_boxed_images(write_coco(tmp_path / "whole", 20))
 
 
 def test_chosen__are_the_settings_that_have_a_rule():

@@ -19,8 +19,8 @@ from paucal.tasks.detection.batches import BoxBatch
 from paucal.tasks.detection.first_detector import (
     FeatureMapCache,
     count_heads_steps,
-    frozen_backbone_detection,
-    loader,
+    make_frozen_backbone_objective,
+    make_unaugmented_loader,
     train_first_detector,
 )
 from paucal.tasks.detection.first_record import BACKBONE_PREFIX, read_first_detector
@@ -63,9 +63,9 @@ def test_grids__of_a_mixed_batch_do_not_depend_on_what_is_kept():
 
 
 def test_stage__changes_everything_but_the_backbone(images: Path):
-    objective = frozen_backbone_detection(setup_of(images))
+    objective = make_frozen_backbone_objective(setup_of(images))
     objective.train()
-    objective(next(iter(loader(setup_of(images), 1))), Progress(0, 1, 1)).total.backward()
+    objective(next(iter(make_unaugmented_loader(setup_of(images), 1))), Progress(0, 1, 1)).total.backward()
     graded = {name.removeprefix("detector.") for name, p in objective.named_parameters() if p.grad is not None}
     assert graded
     assert not any(name.startswith(BACKBONE_PREFIX) for name in graded)
@@ -128,7 +128,7 @@ def test_time__is_shared_with_the_first_detector_if_the_backbone_is_trained(
         run = RunFolder(tmp_path / init)
         run.path.mkdir()
         run.write_config({}, {}, "detect")
-        planned = job._plan_first(run, setup, console)
+        planned = job._plan_first_detector(run, setup, console)
         assert planned.settings.heads_steps == expected
         assert planned.origins["heads_steps"].startswith("auto: ")
         with_steps = replace(planned, settings=replace(planned.settings, steps=3))

@@ -9,7 +9,7 @@ from faster_coco_eval import COCO, COCOeval_faster
 
 from paucal.metrics.intervals import Bootstrap
 from paucal.metrics.measures import value_of
-from paucal.tasks.detection.detections import Detections, coco_document
+from paucal.tasks.detection.detections import Detections, coco_json_text
 from paucal.tasks.detection.evaluation import CocoAveragePrecision, coco_scores, match_detections
 from paucal.tasks.detection.images import Boxes
 from paucal.tasks.detection.masks import RunLengths, pack_mask, unpack_mask
@@ -92,7 +92,7 @@ def test_scores__are_those_of_cocos_program_on_written_files(tmp_path: Path, see
     answers, objects = sets(seed=seed, crowds=crowds)
     ours = coco_scores(answers, objects, 4)
     keys = [f"{number}.png" for number in range(1, len(objects) + 1)]
-    written = json.loads(coco_document(keys, [SIZE] * len(keys), answers, NAMES, (1, 2, 3, 4)))
+    written = json.loads(coco_json_text(keys, [SIZE] * len(keys), answers, NAMES, (1, 2, 3, 4)))
     truth = COCO(str(truth_file(tmp_path / "truth.json", objects)))
     for kind, prefix in (("bbox", ""), ("segm", "mask_")):
         # With a box beside a mask the program takes the area of the box for that of the mask.
@@ -154,7 +154,7 @@ def test_boxes_alone__are_judged_without_masks():
 
 def test_found_above__a_score_keeps_the_masks_of_what_is_kept():
     found = next(one for one in sets()[0] if len(one) > 4)
-    kept = found.above(float(found.scores[2]))
+    kept = found.with_min_score(float(found.scores[2]))
     assert kept.masks == (found.masks or ())[: len(kept)]
     assert len(kept) >= 3
     assert np.array_equal(kept.mask(1), unpack_mask(found.masks[1]).astype(bool))  # type: ignore[index]
@@ -162,7 +162,7 @@ def test_found_above__a_score_keeps_the_masks_of_what_is_kept():
 
 def test_document__holds_masks_that_cocos_program_reads():
     answers, _ = sets(3)
-    written = json.loads(coco_document(["a", "b", "c"], [SIZE] * 3, answers, NAMES, (1, 2, 3, 4)))
+    written = json.loads(coco_json_text(["a", "b", "c"], [SIZE] * 3, answers, NAMES, (1, 2, 3, 4)))
     rows = iter(written["annotations"])
     for one in answers:
         for mask in one.masks or ():

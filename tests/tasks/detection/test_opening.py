@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from paucal.data.splits.split import make_split
-from paucal.tasks.detection.images import open_boxed
+from paucal.tasks.detection.images import open_boxed_images
 from paucal.types import UserError
 from tasks.detection.made import change, coco, pictures, write_coco, write_voc, write_xml
 
@@ -19,8 +19,8 @@ with_data = pytest.mark.skipif(not (DATA / "bccd").is_dir(), reason="the real im
 
 
 def test_both_formats__give_the_same_boxes(tmp_path: Path):
-    voc, json_file = open_boxed(write_voc(tmp_path / "voc")), write_coco(tmp_path / "coco")
-    listed = open_boxed(json_file.parent)
+    voc, json_file = open_boxed_images(write_voc(tmp_path / "voc")), write_coco(tmp_path / "coco")
+    listed = open_boxed_images(json_file.parent)
     assert voc.classes == ("blue", "red")
     assert listed.classes == ("red", "blue")
     assert (voc.category_ids, listed.category_ids) == ((1, 2), (3, 7))
@@ -34,7 +34,7 @@ def test_both_formats__give_the_same_boxes(tmp_path: Path):
 
 
 def test_presence__says_which_classes_an_image_shows_so_that_sets_are_cut_by_class(tmp_path: Path):
-    boxed = open_boxed(write_voc(tmp_path / "voc", 24))
+    boxed = open_boxed_images(write_voc(tmp_path / "voc", 24))
     assert boxed.images.multi_hot is not None
     for index, row in enumerate(boxed.images.multi_hot):
         assert set(np.flatnonzero(row)) == set(boxed.boxes_of(index).labels)
@@ -49,17 +49,17 @@ def test_image_lists__of_voc_say_which_part_an_image_belongs_to(tmp_path: Path):
     lists.mkdir(parents=True)
     for part, stems in {"train": "0\n1\n", "val": "2\n", "test": "3 1\n4\n"}.items():
         (lists / f"{part}.txt").write_text(stems)
-    boxed = open_boxed(root)
+    boxed = open_boxed_images(root)
     assert boxed.images.declared_splits == ["train", "train", "val", "test", "test"]
     (lists / "val.txt").write_text("2\n0\n")
     with pytest.raises(UserError, match="lists '0', which is also in the list of train"):
-        open_boxed(root)
+        open_boxed_images(root)
 
 
 def test_folders__named_after_parts_are_those_parts(tmp_path: Path):
     for seed, part in enumerate(("train", "valid", "test")):
         write_coco(tmp_path / "set" / part, 3, seed)
-    boxed = open_boxed(tmp_path / "set")
+    boxed = open_boxed_images(tmp_path / "set")
     assert sorted(boxed.images.declared_splits) == ["test"] * 3 + ["train"] * 3 + ["val"] * 3
     assert boxed.images.keys[0] == "test/0.png"
 
@@ -69,9 +69,9 @@ def test_annotations_folder__above_the_images_is_found(tmp_path: Path):
     file = write_coco(root / "train2017")
     (root / "annotations").mkdir()
     file.rename(root / "annotations" / "instances_train2017.json")
-    assert set(open_boxed(root).images.keys) == {f"train2017/{n}.png" for n in range(6)}
-    assert set(open_boxed(root).images.declared_splits) == {"train"}
-    alone = open_boxed(root / "annotations" / "instances_train2017.json")
+    assert set(open_boxed_images(root).images.keys) == {f"train2017/{n}.png" for n in range(6)}
+    assert set(open_boxed_images(root).images.declared_splits) == {"train"}
+    alone = open_boxed_images(root / "annotations" / "instances_train2017.json")
     assert alone.images.keys[0] == "train2017/0.png"
 
 
@@ -82,7 +82,7 @@ def test_holes_unused_classes_bare_images_and_empty_boxes__are_kept_or_told(tmp_
     content["annotations"].append({"id": 9999, "image_id": 0, "category_id": 3, "bbox": [5, 5, 0, 10], "iscrowd": 0})
     content["annotations"].append({"id": 9998, "image_id": 0, "category_id": 3, "bbox": [-9, 5, 20, 10], "iscrowd": 1})
     file.write_text(json.dumps(content))
-    boxed = open_boxed(file.parent)
+    boxed = open_boxed_images(file.parent)
     assert (boxed.classes, boxed.category_ids) == (("red", "blue"), (3, 70))
     assert len(boxed.boxes_of(2)) == 0
     assert boxed.boxes_of(0).corners[-1].tolist() == [0, 5, 11, 15]
@@ -100,7 +100,7 @@ def test_two_categories_of_one_name__stay_two_classes(tmp_path: Path):
     file = write_coco(tmp_path / "set")
     rows = [{"id": 3, "name": "cell"}, {"id": 7, "name": "cell"}]
     change(file, categories=rows)
-    assert open_boxed(file).classes == ("cell", "cell (7)")
+    assert open_boxed_images(file).classes == ("cell", "cell (7)")
 
 
 BAD_BOXES = {
@@ -119,7 +119,7 @@ def test_coco__refuses_boxes_that_cannot_be_meant(tmp_path: Path, kind: str):
     rows = json.loads(file.read_text())["annotations"]
     change(file, annotations=[*rows, {"id": 1e6, "image_id": 0, "category_id": 3, "bbox": box}])
     with pytest.raises(UserError, match=words):
-        open_boxed(file)
+        open_boxed_images(file)
 
 
 def test_coco__refuses_what_it_does_not_list(tmp_path: Path):
@@ -135,7 +135,7 @@ def test_coco__refuses_what_it_does_not_list(tmp_path: Path):
     ):
         change(file, annotations=[*rows, row])
         with pytest.raises(UserError, match=words):
-            open_boxed(file)
+            open_boxed_images(file)
 
 
 def named(name: object, number: object = 0) -> list[dict]:
@@ -182,7 +182,7 @@ def test_coco__refuses_damaged_files_in_one_sentence(tmp_path: Path, kind: str):
     file = write_coco(tmp_path / "set")
     file.write_text(text)
     with pytest.raises(UserError, match=words) as refused:
-        open_boxed(file.parent)
+        open_boxed_images(file.parent)
     assert "\n" not in str(refused.value)
 
 
@@ -192,7 +192,7 @@ def test_links_out_of_the_folder__are_refused(tmp_path: Path):
     (tmp_path / "set" / "0.png").unlink()
     os.symlink(tmp_path / "elsewhere.png", tmp_path / "set" / "0.png")
     with pytest.raises(UserError, match="is outside"):
-        open_boxed(file.parent)
+        open_boxed_images(file.parent)
 
 
 def xml_with(entity: str) -> str:
@@ -220,14 +220,14 @@ def test_voc__refuses_damaged_and_hostile_files(tmp_path: Path, kind: str, encod
     root = write_voc(tmp_path / "voc")
     (root / "Annotations" / "0.xml").write_bytes(text.encode(encoding))
     with pytest.raises(UserError, match=words):
-        open_boxed(root)
+        open_boxed_images(root)
 
 
 def test_voc__of_a_missing_image_is_refused(tmp_path: Path):
     root = write_voc(tmp_path / "voc")
     (root / "JPEGImages" / "3.png").unlink()
     with pytest.raises(UserError, match=r"describes '3\.png', but there is no such image"):
-        open_boxed(root)
+        open_boxed_images(root)
 
 
 def test_voc__beside_the_images_is_found_and_an_unknown_size_is_taken_from_the_image(tmp_path: Path):
@@ -236,7 +236,7 @@ def test_voc__beside_the_images_is_found_and_an_unknown_size_is_taken_from_the_i
     for number, (image, rows) in enumerate(pictures(3)):
         image.save(folder / f"{number}.png")
         write_xml(folder / f"{number}.xml", "", (0, 0), rows)
-    boxed = open_boxed(folder)
+    boxed = open_boxed_images(folder)
     assert boxed.boxes_of(1).size == (64, 96)
     assert boxed.images.keys == ["0.png", "1.png", "2.png"]
 
@@ -252,20 +252,20 @@ def test_places_without_boxes__are_refused_with_what_is_expected(tmp_path: Path,
     with pytest.raises(
         UserError, match="there is no file or folder" if made == "nothing" else "Pascal VOC's Annotations"
     ):
-        open_boxed(place)
+        open_boxed_images(place)
 
 
 def test_images_without_a_description__are_counted_and_not_taken_for_empty_ones(tmp_path: Path):
     file = write_coco(tmp_path / "set")
     Image.new("RGB", (96, 64)).save(tmp_path / "set" / "more.png")
-    boxed = open_boxed(file.parent)
+    boxed = open_boxed_images(file.parent)
     assert "more.png" not in boxed.images.keys
     assert "1 image without an annotation is left out" in boxed.images.notes
 
 
 @with_data
 def test_real_sets__have_the_boxes_that_their_makers_count():
-    cells, chess = open_boxed(DATA / "bccd"), open_boxed(DATA / "chess")
+    cells, chess = open_boxed_images(DATA / "bccd"), open_boxed_images(DATA / "chess")
     assert (len(cells.images), cells.count_boxes(range(364)), cells.classes) == (364, 4886, ("Platelets", "RBC", "WBC"))
     assert "2 boxes without an area dropped" in cells.images.notes
     assert (len(chess.images), chess.count_boxes(range(289)), len(chess.classes)) == (289, 2870, 13)
@@ -281,9 +281,9 @@ def save_turned(path: Path, size: tuple[int, int], value: int) -> None:
 @pytest.mark.parametrize("value", [0, 9, 65537, 65542])
 def test_invalid_exif_orientations__are_ignored(tmp_path: Path, value: int):
     root = write_voc(tmp_path / "set")
-    expected = open_boxed(root).boxes_of(0)
+    expected = open_boxed_images(root).boxes_of(0)
     save_turned(root / "JPEGImages/0.png", (96, 64), value)
-    boxed = open_boxed(root)
+    boxed = open_boxed_images(root)
     assert boxed.images.notes == ()
     assert boxed.boxes_of(0).size == (64, 96)
     assert boxed.boxes_of(0).corners.tolist() == expected.corners.tolist()
@@ -309,7 +309,7 @@ def test_turned_images__whose_size_tells_nothing_are_named(
     save_turned(root / "JPEGImages/0.png", size, value)
     upright = size[::-1] if value >= 5 else size
     write_xml(root / "Annotations/0.xml", "0.png", upright if says_size else (0, 0), [("red", 1, 2, 30, 40)])
-    boxed = open_boxed(root)
+    boxed = open_boxed_images(root)
     said = [note for note in boxed.images.notes if "by its EXIF tag (JPEGImages/0.png)" in note]
     assert len(said) == is_ambiguous
     assert boxed.boxes_of(0).size == upright[::-1]
@@ -319,7 +319,7 @@ def test_boxes_drawn_before_an_image_was_turned__are_refused(tmp_path: Path):
     root = write_voc(tmp_path / "set")
     save_turned(root / "JPEGImages/0.png", (96, 64), 6)
     with pytest.raises(UserError, match="has 96x64 pixels, but the image has 64x96 after its EXIF rotation: store"):
-        open_boxed(root)
+        open_boxed_images(root)
 
 
 def test_crowds_alone_and_shares_of_sides__are_refused_for_what_they_are(tmp_path: Path):
@@ -327,16 +327,16 @@ def test_crowds_alone_and_shares_of_sides__are_refused_for_what_they_are(tmp_pat
     rows = json.loads(file.read_text())["annotations"]
     change(file, annotations=[{**row, "iscrowd": 1} for row in rows])
     with pytest.raises(UserError, match=rf"all {len(rows)} boxes of '.*' are marked as crowds \(iscrowd\)"):
-        open_boxed(file)
+        open_boxed_images(file)
     change(file, annotations=[{**row, "bbox": [0.1, 0.2, 0.5, 0.6]} for row in rows])
     with pytest.raises(UserError, match="are at most 1, like fractions of the images' sides; expected pixels"):
-        open_boxed(file)
+        open_boxed_images(file)
 
 
 def test_class_names_that_look_the_same__are_noted(tmp_path: Path):
     file = write_coco(tmp_path / "set")
     change(file, categories=[{"id": 3, "name": "RBC"}, {"id": 7, "name": "rbc "}])
-    boxed = open_boxed(file)
+    boxed = open_boxed_images(file)
     assert boxed.classes == ("RBC", "rbc ")
     assert boxed.images.notes == (
         "some class names look the same ('RBC' and 'rbc '): rename the classes if they should be one class",

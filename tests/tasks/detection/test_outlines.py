@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paucal.data.boxes.annotations import unpack_run_lengths
-from paucal.tasks.detection.images import open_boxed
+from paucal.tasks.detection.images import open_boxed_images
 from paucal.tasks.detection.masks import mask_of_outline, masks_of_outlines, pack_mask, unpack_mask
 from paucal.types import UserError
 from tasks.detection.made import change, write_coco, write_voc
@@ -123,7 +123,7 @@ def test_outlines__apart_from_their_box_are_refused():
 
 
 def test_sets__have_the_masks_of_their_objects(tmp_path: Path):
-    boxed = open_boxed(write_outlined(tmp_path / "set").parent)
+    boxed = open_boxed_images(write_outlined(tmp_path / "set").parent)
     assert boxed.without_outline == 0
     for index, (_, rows) in enumerate(scenes(6)):
         masks = boxed.boxes_of(index).masks
@@ -135,14 +135,14 @@ def test_sets__have_the_masks_of_their_objects(tmp_path: Path):
 
 def test_sets__without_outlines_have_no_masks_and_a_count_of_what_lacks_them(tmp_path: Path):
     file = write_coco(tmp_path / "coco")
-    for boxed in (open_boxed(file), open_boxed(write_voc(tmp_path / "voc"))):
+    for boxed in (open_boxed_images(file), open_boxed_images(write_voc(tmp_path / "voc"))):
         assert boxed.without_outline == boxed.count_boxes() > 0
         assert all(one.masks is None for one in boxed.boxes.values())
     rows = json.loads(file.read_text())["annotations"]
     left, top, width, height = rows[0]["bbox"]
     rows[0]["segmentation"] = [outline("rectangle", left, top, width, height)]
     change(file, annotations=rows)
-    assert open_boxed(file).without_outline == len(rows) - 1
+    assert open_boxed_images(file).without_outline == len(rows) - 1
 
 
 def test_unread_outlines__are_not_looked_at(tmp_path: Path):
@@ -151,6 +151,6 @@ def test_unread_outlines__are_not_looked_at(tmp_path: Path):
     rows[0]["segmentation"] = "around it"
     change(file, annotations=rows)
     with pytest.raises(UserError, match=r"_annotations.coco.json gives '0.png' \(96x64 pixels\) an outline of"):
-        open_boxed(file)
-    unread = open_boxed(file, outlines=False)
+        open_boxed_images(file)
+    unread = open_boxed_images(file, outlines=False)
     assert unread.without_outline == unread.count_boxes() == len(rows)

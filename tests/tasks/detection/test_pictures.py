@@ -6,7 +6,7 @@ from PIL import Image
 
 from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.images import Boxes
-from paucal.tasks.detection.pictures import COLOURS, TILE_WIDTH, draw_detections, resize_to_width, sheet
+from paucal.tasks.detection.pictures import COLOURS, TILE_WIDTH, draw_detections, make_contact_sheet, resize_to_width
 
 GREY = (90, 90, 90)
 
@@ -36,7 +36,7 @@ def test_names__are_as_large_on_small_and_on_large_images_of_a_page():
         assert picture.getpixel((round(left), round((top + bottom) / 2))) != GREY
         assert picture.getpixel((round((left + right) / 2), round((top + bottom) / 2))) == GREY
         sizes.append(label_size(picture))
-        assert sheet([picture]).width >= TILE_WIDTH
+        assert make_contact_sheet([picture]).width >= TILE_WIDTH
     assert len(set(sizes)) == 1
     assert 6 <= sizes[0][1] <= 20
 

@@ -20,7 +20,7 @@ from paucal.tasks.detection.published import (
     PUBLISHED,
     RESNET_SETTINGS,
     PublishedDetector,
-    adopt_published,
+    adopt_published_settings,
     load_published,
 )
 from paucal.tasks.detection.settings import DetectSettings, detector_options
@@ -165,14 +165,16 @@ def test_damaged_file__is_refused(published_file):
 
 def test_layers__follow_from_the_published_detector():
     """Masks take Mask R-CNN where objects have outlines, and other layers are refused."""
-    settings, origin = adopt_published(DetectSettings(data="x", init="coco"), {"init": "flag"}, outlined=True)
+    settings, origin = adopt_published_settings(
+        DetectSettings(data="x", init="coco"), {"init": "flag"}, has_outlines=True
+    )
     assert (settings.masks, settings.mask_norm, settings.model) == ("on", "batch", RESNET_SETTINGS["model"])
     assert origin["head"] == "auto: as in Mask R-CNN with ResNet-50 FPN v2"
-    assert adopt_published(DetectSettings(data="x", init="coco"), {}, outlined=False)[0].masks == "off"
+    assert adopt_published_settings(DetectSettings(data="x", init="coco"), {}, has_outlines=False)[0].masks == "off"
     with pytest.raises(UserError, match="--pyramid-channels is 64"):
-        adopt_published(DetectSettings(pyramid_channels=64), {"pyramid_channels": "flag"}, outlined=False)
+        adopt_published_settings(DetectSettings(pyramid_channels=64), {"pyramid_channels": "flag"}, has_outlines=False)
     with pytest.raises(UserError, match="--model is resnet18"):
-        adopt_published(DetectSettings(model="resnet18"), {"model": "flag"}, outlined=False)
+        adopt_published_settings(DetectSettings(model="resnet18"), {"model": "flag"}, has_outlines=False)
 
 
 def test_other_verbs__say_that_it_is_a_detector(tmp_path: Path, capsys):

@@ -10,14 +10,14 @@ from torchvision import tv_tensors
 
 from paucal.data.dataset import SampleKey
 from paucal.tasks.detection.batches import BoxedDataset, BoxSample, collate_boxes
-from paucal.tasks.detection.images import open_boxed
+from paucal.tasks.detection.images import open_boxed_images
 from paucal.tasks.detection.views import (
     CopyPaste,
     Jitter,
     fit_to_masks,
     make_evaluation_transform,
     make_training_transform,
-    paste,
+    paste_objects,
 )
 from tasks.detection.outlined import write_outlined
 
@@ -116,7 +116,7 @@ def test_crops__leave_a_round_object_the_box_of_what_is_seen():
 
 def test_paste__puts_the_chosen_objects_over_the_first_image():
     first, second = scene((10, 10, 50, 50), (60, 10, 70, 20)), scene((0, 0, 30, 20), (40, 40, 50, 50), value=100)
-    image, target = paste(
+    image, target = paste_objects(
         (first[0].float(), first[1]), (second[0].float(), second[1]), torch.tensor([True, False]), (25, 35)
     )
     assert float(image[0, 30, 45]) == 100
@@ -134,10 +134,10 @@ def test_paste__takes_from_boxes_what_is_hidden_and_drops_what_is_gone():
     first = scene((10, 10, 30, 30), (50, 10, 60, 20))
     second = scene((0, 0, 40, 40), (0, 50, 5, 60), value=100)
     seen, other = (first[0].float(), first[1]), (second[0].float(), second[1])
-    _, target = paste(seen, other, torch.tensor([True, False]), (5, 20))
+    _, target = paste_objects(seen, other, torch.tensor([True, False]), (5, 20))
     assert target["labels"].tolist() == [0, 0]  # the second object lay under the pasted one
     assert target["boxes"].tolist() == [[10, 10, 20, 30], [20, 5, 60, 45]]
-    _, nothing = paste(seen, other, torch.tensor([False, False]), (5, 20))
+    _, nothing = paste_objects(seen, other, torch.tensor([False, False]), (5, 20))
     assert torch.equal(nothing["boxes"], first[1]["boxes"])
     assert torch.equal(nothing["masks"], first[1]["masks"])
 
@@ -147,13 +147,13 @@ def test_paste__leaves_objects_that_nothing_lies_over_as_they_are():
     loose = target["boxes"].as_subclass(Tensor) + torch.tensor([-3.0, -3, 3, 3])  # as some people draw them
     seen = image.float(), {**target, "boxes": tv_tensors.wrap(loose, like=target["boxes"])}  # type: ignore[call-arg]
     other = scene((0, 0, 15, 15), value=100)
-    _, made = paste(seen, (other[0].float(), other[1]), torch.tensor([True]), (15, 15))
+    _, made = paste_objects(seen, (other[0].float(), other[1]), torch.tensor([True]), (15, 15))
     assert made["boxes"].tolist() == [[47, 7, 63, 23], [10, 10, 30, 30], [15, 15, 30, 30]]
 
 
 def test_paste__cuts_objects_at_the_edges_of_the_first_image():
     first, second = scene(size=(40, 50)), scene((30, 20, 70, 50), (0, 0, 5, 5), size=(60, 90), value=100)
-    image, target = paste(
+    image, target = paste_objects(
         (first[0].float(), first[1]), (second[0].float(), second[1]), torch.ones(2).bool(), (-15, -40)
     )
     assert image.shape == (3, 40, 50)
@@ -163,7 +163,7 @@ def test_paste__cuts_objects_at_the_edges_of_the_first_image():
 
 
 def read(pasting: CopyPaste | None, folder: Path, seed: int = 0, epoch: int = 0) -> list[BoxSample]:
-    dataset = BoxedDataset(open_boxed(folder), make_training_transform([96], *PLAIN), seed, pasting)
+    dataset = BoxedDataset(open_boxed_images(folder), make_training_transform([96], *PLAIN), seed, pasting)
     return dataset.__getitems__([SampleKey(epoch, index, 0) for index in range(len(dataset))])
 
 
@@ -190,10 +190,10 @@ def test_copy_paste__adds_objects_of_other_images_by_the_seed(tmp_path: Path):
 def test_partners__are_other_images_of_those_given():
     pasting = CopyPaste(1.0, [2, 5])
     torch.manual_seed(0)
-    drawn = [pasting.draw_partner(2) for _ in range(40)]
+    drawn = [pasting.draw_source_index(2) for _ in range(40)]
     assert set(drawn) == {None, 5}
-    assert CopyPaste(1.0, []).draw_partner(0) is None
-    share = sum(CopyPaste(0.3, [1]).draw_partner(0) is not None for _ in range(1000)) / 1000
+    assert CopyPaste(1.0, []).draw_source_index(0) is None
+    share = sum(CopyPaste(0.3, [1]).draw_source_index(0) is not None for _ in range(1000)) / 1000
     assert share == pytest.approx(0.3, abs=0.05)
 
 

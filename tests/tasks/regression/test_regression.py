@@ -25,7 +25,7 @@ from paucal.models.regression import IntervalPredictions
 from paucal.models.trained import save_trained
 from paucal.report.regression import _score_row, headline_sentences
 from paucal.runs import RunFolder
-from paucal.tasks.regression.evaluation import format_regression_score, interval_words, write_scores
+from paucal.tasks.regression.evaluation import format_regression_score, interval_text, write_scores
 from paucal.tasks.regression.fitting import fit_ridge
 from paucal.tasks.regression.images import grades_note, read_targets, split_images_with_targets
 from paucal.types import UserError
@@ -93,8 +93,8 @@ def test_scores__of_one_image_have_no_interval_and_are_valid_json(tmp_path):
         content
     )
     assert format_regression_score(report.scores["r2"], "r2") == ("undefined", "")
-    assert interval_words("", report) == "1 image"
-    assert interval_words("1 to 2", replace(report, images=12)) == "95 % interval 1 to 2, 12 images"
+    assert interval_text("", report) == "1 image"
+    assert interval_text("1 to 2", replace(report, images=12)) == "95 % interval 1 to 2, 12 images"
 
 
 def test_intervals__hold_as_many_numbers_as_they_say():

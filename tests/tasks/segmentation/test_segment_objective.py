@@ -7,7 +7,7 @@ from paucal.backbones import BackboneSpec
 from paucal.losses import pixel_loss
 from paucal.objectives.finetuning import BACKBONE, FineTuning
 from paucal.tasks.segmentation.crops import MASK
-from paucal.tasks.segmentation.network import segmentation_network
+from paucal.tasks.segmentation.network import build_segmentation_network
 from paucal.tasks.segmentation.objective import PixelObjective
 from paucal.types import Batch, Progress
 
@@ -16,7 +16,7 @@ PROGRESS = Progress(0, 10, 5)
 
 def build_objective(**options) -> PixelObjective:
     torch.manual_seed(0)
-    network = segmentation_network(BackboneSpec("test_resnet", 0, image_size=(64, 64)), 3, width=8, dropout=0.0)
+    network = build_segmentation_network(BackboneSpec("test_resnet", 0, image_size=(64, 64)), 3, width=8, dropout=0.0)
     return PixelObjective(network, dropout=0.0, **options)
 
 

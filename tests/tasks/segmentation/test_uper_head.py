@@ -12,7 +12,7 @@ from paucal.tasks.segmentation.network import (
     PyramidPooling,
     SegmentationNetwork,
     UperHead,
-    segmentation_network,
+    build_segmentation_network,
 )
 
 TINY = "test_resnet"
@@ -82,7 +82,7 @@ def test_head__gives_logits_at_the_finest_map_and_gradient_to_all_of_it():
 )
 def test_network__gives_pixels_their_classes_for_backbones_of_three_kinds(name, arguments):
     spec = BackboneSpec(name, 0, image_size=(64, 96), arguments=arguments)
-    network = segmentation_network(spec, 3, width=8)
+    network = build_segmentation_network(spec, 3, width=8)
     logits = network(torch.randn(2, 3, 64, 96))
     assert logits.shape == (2, 3, 64, 96)
     logits.square().mean().backward()
@@ -101,7 +101,7 @@ def test_network__leaves_out_what_images_were_padded_with():
 
 
 def test_auxiliary_head__reads_the_map_of_stride_16():
-    network = segmentation_network(BackboneSpec(TINY, 0, image_size=(64, 64)), 4, width=8)
+    network = build_segmentation_network(BackboneSpec(TINY, 0, image_size=(64, 64)), 4, width=8)
     assert network.maps.strides[network.auxiliary_level] == 16
     head = network.make_auxiliary_head(6)
     assert head(network.maps(torch.randn(2, 3, 64, 64))[network.auxiliary_level]).shape == (2, 4, 4, 4)
@@ -110,7 +110,7 @@ def test_auxiliary_head__reads_the_map_of_stride_16():
 def test_head__agrees_with_another_program_in_shapes_and_size():
     smp = pytest.importorskip("segmentation_models_pytorch", reason="segmentation-models-pytorch is not installed")
     theirs = smp.UPerNet("tu-resnet18", encoder_weights=None, classes=5, decoder_channels=64)
-    ours = segmentation_network(BackboneSpec("resnet18", 0, image_size=(224, 224)), 5, width=64)
+    ours = build_segmentation_network(BackboneSpec("resnet18", 0, image_size=(224, 224)), 5, width=64)
     images = torch.randn(2, 3, 64, 96)
     logits = ours(images), theirs(images)
     assert logits[0].shape == logits[1].shape

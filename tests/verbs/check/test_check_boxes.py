@@ -12,7 +12,7 @@ from cli.calls import make_photos
 from paucal.cli.main import main
 from paucal.data.checking.findings import Finding
 from paucal.data.sources.opening import open_images
-from paucal.tasks.detection.images import open_boxed
+from paucal.tasks.detection.images import open_boxed_images
 from paucal.types import UserError
 from paucal.verbs.check.annotations import BOXES, MASKS, applicable_findings
 from tasks.detection.made import change, write_coco, write_voc
@@ -246,7 +246,7 @@ def test_names_alike_difficult_boxes_and_turned_images__are_said(tmp_path: Path)
     notes = texts(found, "source")
     total = sum(file.read_text().count("<object>") for file in (root / "Annotations").iterdir())
     assert texts(found, "boxes")[0].startswith(f"8 images with {total - 1} boxes of ")
-    assert open_boxed(root).count_boxes() == total - 1
+    assert open_boxed_images(root).count_boxes() == total - 1
     assert "1 box marked as difficult: neither trained on nor counted" in notes
     assert any(note.startswith("some class names look the same ('Red' and 'red')") for note in notes)
     assert any(note.startswith("1 image is rotated by its EXIF tag (JPEGImages/4.png), and the size") for note in notes)

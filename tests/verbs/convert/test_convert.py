@@ -24,7 +24,7 @@ from paucal.data.boxes.opening import read_boxes
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.sources.opening import open_images
-from paucal.tasks.detection.images import open_boxed
+from paucal.tasks.detection.images import open_boxed_images
 from paucal.tasks.detection.masks import mask_of_outline, unpack_mask
 from paucal.types import UserError
 from paucal.verbs.convert.content import read_labelled_set, unique_names
@@ -102,7 +102,7 @@ def test_chains_of_conversions__end_where_they_began(tmp_path: Path):
         place = out
     last = described(place)
     require_equal(first, last, "coco-like", no_parts=False)
-    assert open_boxed(place).classes == open_boxed(tmp_path / "set").classes
+    assert open_boxed_images(place).classes == open_boxed_images(tmp_path / "set").classes
 
 
 def test_outlines__become_masks_as_the_detector_draws_them(tmp_path: Path):

@@ -170,7 +170,7 @@ class ImageFinder:
         # Half of the matched names, or fewer if no folder has half of them.
         min_count = min(max(fitting_counts.values()), -(-sum(map(bool, matches_per_name)) // 2))
         ranked = sorted(
-            (_folder_distance(base, file, part), len(plain_folders(base)), base)
+            (_base_folder_penalty(base, file, part), len(plain_folders(base)), base)
             for base, count in fitting_counts.items()
             if count >= min_count
         )
@@ -234,7 +234,7 @@ def _folder_rank(path: str, file: str) -> int:
     return 0 if image_folder == file_folder else 1 if plain_folders(image_folder) == plain_folders(file_folder) else 2
 
 
-def _folder_distance(base: str, file: str, part: str) -> int:
+def _base_folder_penalty(base: str, file: str, part: str) -> int:
     """Return a penalty for reading the names in an annotation file relative to `base`: 0 (likely) to 5 (unlikely)."""
     file_folder, stem = file.rpartition("/")[0], normalise_name(PurePosixPath(file).stem)
     parent, name = file_folder.rpartition("/")[0], normalise_name(base.rpartition("/")[2])

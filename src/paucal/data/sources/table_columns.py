@@ -112,7 +112,7 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
             "--image-column."
         )
     cells = [row.cells for row in rows[1:]]
-    split, flags, notes = _part_columns(plain_names, first, cells)
+    split, flags, notes = _find_split_columns(plain_names, first, cells)
     columns = TableColumns(image, None, split, tuple(first), (), flags, tuple(notes))
     if not options.labelled:
         return columns
@@ -206,7 +206,7 @@ def is_image_table(file: Path, options: SourceOptions, must_be_readable: bool = 
     if options.label_column is not None:
         return options.label_column in names
     cells = [row.cells for row in rows[1:]]
-    split, flags, _ = _part_columns(plain_names, plain_names, cells)
+    split, flags, _ = _find_split_columns(plain_names, plain_names, cells)
     used_columns = (image, split, *(column for column, _ in flags))
     return first_position(plain_names, LABEL_COLUMNS) is not None or bool(
         find_indicator_columns(cells, len(plain_names), used_columns)
@@ -230,7 +230,7 @@ def _unnamed_columns(file: Path, rows: Sequence[TableRow], labelled: bool) -> Ta
     return TableColumns(0, 1 if len(first) > 1 and labelled else None, None)
 
 
-def _part_columns(
+def _find_split_columns(
     plain_names: Sequence[str], names: Sequence[str], cells: Sequence[Sequence[str]]
 ) -> tuple[int | None, tuple[tuple[int, str], ...], list[str]]:
     """Return the position of the column of splits, or else the flag columns, and notes for the user.

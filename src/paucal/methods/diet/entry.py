@@ -52,5 +52,5 @@ METHOD = PretrainingMethod(
     title=lambda settings: "DIET: every image is its own class",
     build=_build_objective,
     judge=lejepa.judge_features,
-    settled_start=True,
+    healthy_from_start=True,
 )

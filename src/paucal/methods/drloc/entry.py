@@ -153,5 +153,5 @@ METHOD = TrainingMethod(
     name="drloc",
     terms=("drloc",),
     build=build_supervised,
-    contrast=("supervised", "the same without the extra loss"),
+    suggested_comparison=("supervised", "the same without the extra loss"),
 )

@@ -149,5 +149,5 @@ METHOD = PretrainingMethod(
     title=lambda settings: "LeJEPA: views predict their centre",
     build=_build_objective,
     judge=judge_features,
-    settled_start=True,
+    healthy_from_start=True,
 )

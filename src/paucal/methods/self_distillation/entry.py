@@ -74,7 +74,7 @@ def settings_after_collapse(settings: Any, kind: str) -> dict[str, float]:
     return {"teacher_temperature": 1.25 * temperature, **slower} if kind == "constant output" else slower
 
 
-def _stage_at(settings: Any, epochs: int) -> Any:
+def _settings_at_stage(settings: Any, epochs: int) -> Any:
     """Return the settings of the stage after a number of epochs, with only the view task before `region_after`.
 
     EsViT starts the region task at epoch 200 of 300 in some runs (section 4.1, figure 4).
@@ -107,7 +107,7 @@ METHOD = PretrainingMethod(
     judge=_judge_collapse,
     settings_after_collapse=settings_after_collapse,
     n_prototypes=lambda settings: settings.out_dim,
-    stage=_stage_at,
+    stage_settings=_settings_at_stage,
     next_stage_epoch=lambda settings: settings.region_after,
-    stage_news="the region task starts with a new head; everything else continues",
+    next_stage_message="the region task starts with a new head; everything else continues",
 )

@@ -17,5 +17,5 @@ def build_supervised(settings: Any, backbone: FeatureBackbone, terms: Mapping[st
 METHOD = TrainingMethod(
     name="supervised",
     build=build_supervised,
-    contrast=("drloc", "add dense relative localization"),
+    suggested_comparison=("drloc", "add dense relative localization"),
 )

@@ -24,5 +24,5 @@ METHOD = PretrainingMethod(
     title=lambda settings: "VISReg: views predict their mean",
     build=_build_objective,
     judge=lejepa.judge_features,
-    settled_start=True,
+    healthy_from_start=True,
 )

@@ -13,7 +13,7 @@ from paucal.evaluation.calibration import DEFAULT_THRESHOLD
 from paucal.evaluation.seen_images import initial_weights_overlap_remarks
 from paucal.methods.contract import RunImages
 from paucal.methods.fine_tuning import tuning_remarks
-from paucal.methods.training import adapt_terms_to_run, build_objective, method_of, resolve_training, unused_by
+from paucal.methods.training import adapt_terms_to_run, build_objective, method_of, resolve_training, unused_settings_of
 from paucal.methods.training_settings import TUNING_METHOD, TrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.features import linear_classifier
@@ -47,12 +47,12 @@ from paucal.runs.folder import CHOSEN_WEIGHTS
 from paucal.settings.origins import automatic_origin, list_origins
 from paucal.tasks.classification.auto_tune.record import TuneRecord, read_record
 from paucal.tasks.classification.auto_tune.stored_heads import load_head
-from paucal.tasks.classification.balance import set_class_weights, set_label_mode
+from paucal.tasks.classification.balance import set_class_weights, use_sigmoids_if_multi_label
 from paucal.tasks.classification.checks import check_new_run, check_objective
 from paucal.tasks.classification.frozen_views import FrozenViewActivations
 from paucal.tasks.classification.images import quick_check, split_images, too_few_for_test
 from paucal.tasks.classification.loaders import load_or_make_preprocessing
-from paucal.tasks.classification.optimization import plan_remarks, reduce_batch_to_memory, training_plan
+from paucal.tasks.classification.optimization import reduce_batch_to_memory, remarks_on_plan, training_plan
 from paucal.tasks.classification.unlabelled_images import open_unlabelled
 from paucal.training import Plan
 from paucal.wording import counted
@@ -163,7 +163,7 @@ def _resolve_settings_and_images(
 
     Settings may depend on the number of images, so they are chosen again if unreadable images were skipped.
     """
-    chooses_weights = run is None and _may_choose_start(settings, origins)
+    chooses_weights = run is None and _may_choose_weights(settings, origins)
     source = WeightsSource() if chooses_weights else find_initial_weights(settings, run)
     data, choice = opened or _open_images(settings, bars, run), WeightsChoice((), "")
     while True:
@@ -193,7 +193,7 @@ def _adapt_objective(
 ) -> tuple[_SettingsAndImages, ModelCard]:
     """Adapt the objective to the labels of the images; return `chosen` with any label maps, and the `ModelCard`."""
     settings, data, images, source = chosen.settings, chosen.data, chosen.data.images, chosen.weights_source
-    set_label_mode(settings, data, objective)
+    use_sigmoids_if_multi_label(settings, data, objective)
     if objective.data_request.label_maps:
         with bars("reading label maps") as advance:
             data = with_label_maps(data, settings.labels, settings.method, advance)
@@ -237,7 +237,7 @@ def _list_remarks(
         *(_remarks_on_unlabelled_images(settings) if is_new else ()),
         *([STREAMED_REMARK] if images.stream is not None and choice.candidates else ()),
         *(f"{finding.text}; {finding.advice}" for finding in findings if finding.level != "note"),
-        *plan_remarks(settings, chosen.facts.n_train),
+        *remarks_on_plan(settings, chosen.facts.n_train),
         *(load_report.lines() if load_report else ()),
         *initial_weights_overlap_remarks(settings.init, images, data.split),
         *tuning_remarks(settings, objective),
@@ -285,7 +285,7 @@ def _remarks_on_unlabelled_images(settings: TrainSettings) -> list[str]:
     return [f"{counted(len(unlabelled), 'image')} without labels in {settings.unlabelled}", *unlabelled.notes]
 
 
-def _may_choose_start(settings: TrainSettings, origins: Mapping[str, str]) -> bool:
+def _may_choose_weights(settings: TrainSettings, origins: Mapping[str, str]) -> bool:
     """Return whether the run chooses its pretrained weights, because the user gave no weights.
 
     A run with a recipe or with label maps follows a paper, and chooses weights only with `--init auto`.
@@ -300,7 +300,7 @@ def _choose_initial_weights(
 ) -> tuple[TrainSettings, dict[str, str], WeightsChoice]:
     """Choose the pretrained weights, and the supervised method unless the user gave a method or a method's settings."""
     settings, origins, choice = choose_initial_weights(settings, origins, data.facts().median_side)
-    settings_without_effect = unused_by(replace(settings, method=TUNING_METHOD)) & set(origins)
+    settings_without_effect = unused_settings_of(replace(settings, method=TUNING_METHOD)) & set(origins)
     may_change_method = "method" not in origins and not settings_without_effect
     if choice.candidates and may_change_method:
         settings = replace(settings, method=TUNING_METHOD)

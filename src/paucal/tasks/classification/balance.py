@@ -11,7 +11,7 @@ from paucal.runner.images import SplitImages
 from paucal.types import UserError
 
 
-def balanced_weights(counts: NDArray[np.int64]) -> Tensor:
+def balanced_class_weights(counts: NDArray[np.int64]) -> Tensor:
     """Return (K,) class weights that give all classes the same total weight; the mean weight of the images is 1.
 
     A class with n of the N images gets the weight N / (K' n), where K' is the number of classes with images, as in
@@ -19,7 +19,7 @@ def balanced_weights(counts: NDArray[np.int64]) -> Tensor:
     gets weight 1.
 
     Example:
-        >>> balanced_weights(np.array([30, 10])).tolist()
+        >>> balanced_class_weights(np.array([30, 10])).tolist()
         [0.6666666865348816, 2.0]
     """
     has_images = counts > 0
@@ -41,7 +41,7 @@ def positive_weights(multi_hot: NDArray[np.int8]) -> Tensor:
     return torch.from_numpy(np.where(positive > 0, negative / np.maximum(positive, 1), 1.0)).float()
 
 
-def set_label_mode(settings: TrainSettings, data: SplitImages, objective: Objective) -> None:
+def use_sigmoids_if_multi_label(settings: TrainSettings, data: SplitImages, objective: Objective) -> None:
     """Switch an objective to one sigmoid per class if images may have several labels."""
     if data.images.multi_hot is None:
         return
@@ -77,5 +77,7 @@ def set_class_weights(settings: TrainSettings, data: SplitImages, objective: Obj
             "use --sampling balanced."
         )
     train, labels = data.split_indices("train"), data.images.multi_hot
-    weights = balanced_weights(data.images.class_counts(train)) if labels is None else positive_weights(labels[train])
+    weights = (
+        balanced_class_weights(data.images.class_counts(train)) if labels is None else positive_weights(labels[train])
+    )
     objective.set_class_weights(weights)

@@ -19,7 +19,7 @@ from paucal.evaluation.record import (
     usual_metric_line,
 )
 from paucal.evaluation.results import MultiLabelReport, Report, scored_part
-from paucal.methods.training import method_of, unused_by
+from paucal.methods.training import method_of, unused_settings_of
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.saved import read_card
 from paucal.models.trained import load_trained
@@ -31,7 +31,7 @@ from paucal.runner.time_budget import parse_duration
 from paucal.runs import RunFolder
 from paucal.settings.options import flag_words, setting_fields
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.head_race import HELD_OUT_FILE, read_held_out
+from paucal.tasks.classification.auto_tune.head_race import HELD_OUT_FILE, read_held_out_logits
 from paucal.tasks.classification.auto_tune.learning_curve import CURVE_FILE
 from paucal.tasks.classification.auto_tune.summary import (
     describe_kept_model,
@@ -79,7 +79,7 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
     """
     finish = finish_model(run, setup, outcome, console)
     if not len(setup.data.split_indices("test")) and (run.path / HELD_OUT_FILE).is_file():
-        report = record_cross_validated(run, setup)
+        report = write_cross_validated_report(run, setup)
         return _write_and_print(run, setup, outcome, FinalEvaluation(report, finish, None), console)
     wait_for_all()  # until rank 0 has written the model file
     # Load the stored model, so that exactly the deployed model is evaluated.
@@ -127,12 +127,12 @@ def _write_evaluation(run: RunFolder, setup: TrainingSetup, predictions: Predict
     return record_classification(run.evaluation("test"), run.plots, predictions, images, classes, labels)
 
 
-def record_cross_validated(run: RunFolder, setup: TrainingSetup) -> Report:
+def write_cross_validated_report(run: RunFolder, setup: TrainingSetup) -> Report:
     """Write and return a report on the first model's cross-validated predictions for the training images.
 
     The accuracy is the mean over all repeats of the cross-validation; tables and plots show the first repeat.
     """
-    held_out, train = read_held_out(run), torch.from_numpy(setup.data.split_indices("train"))
+    held_out, train = read_held_out_logits(run), torch.from_numpy(setup.data.split_indices("train"))
     first_repeat = Predictions(train[held_out.rows], held_out.logits[0].float(), held_out.labels)
     images, classes, repeated = setup.data.images, setup.card.classes, (held_out.is_correct.numpy(), held_out.folds)
     labels = _train_labels(setup)
@@ -163,7 +163,7 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         "grid": setup.grid_text if read_card(run).backbone.image_size == setup.card.backbone.image_size else None,
         "epochs": outcome.epochs_done(setup.settings.epochs),
         "rungs": step_rows(setup.tune_record, outcome, finish, measure),
-        "kept": None if keeps_one_epoch else kept_text(run, setup, outcome, finish),
+        "kept": None if keeps_one_epoch else kept_model_text(run, setup, outcome, finish),
         f"kept_val_{measure.score}": kept_model_score(setup.tune_record, outcome, finish, measure),
         "averaged_epochs": list(finish.epochs),
         "calibration": None if evaluation.calibrated is None else asdict(evaluation.calibrated),
@@ -192,11 +192,11 @@ def result_lines(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluat
         f"trained: {setup.describe()}, {setup.settings.method}, "
         f"epochs: {outcome.epochs_done(setup.settings.epochs)}, "
         f"{total_seconds(setup.tune_record, outcome):.0f} s; "
-        f"kept: {kept_text(run, setup, outcome, evaluation.finish)}",
+        f"kept: {kept_model_text(run, setup, outcome, evaluation.finish)}",
     ]
 
 
-def kept_text(run: RunFolder, setup: TrainingSetup, outcome: Outcome, finish: PostTrainingChanges) -> str:
+def kept_model_text(run: RunFolder, setup: TrainingSetup, outcome: Outcome, finish: PostTrainingChanges) -> str:
     """Return a text on which model was kept and why, with the image size of the model if tuning used another size."""
     text = describe_kept_model(setup.tune_record, outcome, finish, setup.is_selected)
     height, width = read_card(run).backbone.image_size
@@ -230,27 +230,27 @@ def next_steps(run: RunFolder, setup: TrainingSetup) -> list[str]:
     if not setup.is_selected and (run.path / HELD_OUT_FILE).is_file():
         # Do not suggest longer training, since without validation images no score shows whether that helps.
         return [*steps, f"paucal next {path} more_images/     # which images to label next"]
-    contrast = method_of(settings).contrast
+    contrast = method_of(settings).suggested_comparison
     if contrast is not None:
-        steps.append(f"{changed_command(setup, method=contrast[0])}     # {contrast[1]}")
+        steps.append(f"{command_with_changes(setup, method=contrast[0])}     # {contrast[1]}")
     if settings.data == "digits":
         steps.append("paucal train photos/     # your own images, one folder per class")
     else:
-        longer = changed_command(setup, epochs=2 * settings.epochs_or_1)
+        longer = command_with_changes(setup, epochs=2 * settings.epochs_or_1)
         if settings.time is not None:
-            longer = changed_command(setup, time=f"{max(1, round(parse_duration(settings.time) / 30))}m")
+            longer = command_with_changes(setup, time=f"{max(1, round(parse_duration(settings.time) / 30))}m")
         steps.append(f"{longer}     # train for longer")
     return steps
 
 
-def changed_command(setup: TrainingSetup, **changes: Any) -> str:
+def command_with_changes(setup: TrainingSetup, **changes: Any) -> str:
     """Return the `paucal train` command of this run with changed settings and without `--output`."""
     settings = {**vars(setup.settings), **changes}
     given_names = {name for name, origin in setup.origins.items() if origin in ("flag", "config", "given")}
     # Settings that depend on a changed method or on a changed number of epochs are chosen again.
     dropped = {"data", "output", "overwrite", "schedule_epochs" if "epochs" in changes else ""}
     if "method" in changes:
-        dropped |= unused_by(replace(setup.settings, method=changes["method"]))
+        dropped |= unused_settings_of(replace(setup.settings, method=changes["method"]))
     defaults = {name: field.default for name, field in setting_fields(TrainSettings).items()}
     arguments = ["paucal", "train", *([settings["data"]] if settings["data"] != "digits" else [])]
     if "init" in given_names and settings["init"] is None:

@@ -147,7 +147,7 @@ def remove_intermediate_files(run: RunFolder, setup: TrainingSetup) -> None:
 
 
 @dataclass(frozen=True)
-class _TunedWeights:
+class _TunedNetwork:
     """A network with the best fine-tuned weights: those of one epoch, or an average over several epochs.
 
     The final model of the run may have other weights.
@@ -165,7 +165,7 @@ def _try_average(
     epoch_store: KeptEpochs,
     validation: Validation,
     console: Console,
-) -> tuple[PostTrainingChanges, _TunedWeights | None]:
+) -> tuple[PostTrainingChanges, _TunedNetwork | None]:
     """Average stored epochs while the validation score improves; save the average if it beats the run's model.
 
     Returns the change of the model, and the best tuned weights; None instead of the weights if no epoch is stored.
@@ -188,7 +188,7 @@ def _try_average(
     best = broadcast_value((row[measure.column], -row[LOSS_COLUMN]))
     module.load_state_dict(mean)
     epochs = tuple(sorted(math.ceil(row["epoch"]) for row in outcome.rows if epoch_store.file(row) in chosen_files))
-    tuned = _TunedWeights(module, epochs, score[0])
+    tuned = _TunedNetwork(module, epochs, score[0])
     by_loss = broadcast_value(not outcome.best and score <= best and _is_better_than_first(setup, tuned))
     if not by_loss and (len(chosen_files) < 2 or score <= best):
         return PostTrainingChanges(), tuned
@@ -204,7 +204,7 @@ def _try_average(
     return PostTrainingChanges(epochs, score[0], by_loss=by_loss), tuned
 
 
-def _is_better_than_first(setup: TrainingSetup, tuned: _TunedWeights) -> bool:
+def _is_better_than_first(setup: TrainingSetup, tuned: _TunedNetwork) -> bool:
     """Return whether a tuned network is better than the first model; see `is_better` for nearly equal accuracies."""
     first = None if setup.tune_record is None else setup.tune_record.first_model
     if first is None or not first.details.get(LOSSES_KEY):
@@ -222,7 +222,7 @@ def _try_refitted_head(
     setup: TrainingSetup,
     outcome: Outcome,
     finish: PostTrainingChanges,
-    tuned: _TunedWeights,
+    tuned: _TunedNetwork,
     console: Console,
 ) -> PostTrainingChanges:
     """Fit heads to the features of the tuned network, and keep the best head if it improves on the run's model."""

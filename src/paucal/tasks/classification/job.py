@@ -24,7 +24,7 @@ from paucal.tasks.classification.finishing import make_validation
 from paucal.tasks.classification.frozen_views import compute_view_activations
 from paucal.tasks.classification.images import write_findings
 from paucal.tasks.classification.loaders import draw_eval_images, draw_training_images, train_loader
-from paucal.tasks.classification.optimization import optimization
+from paucal.tasks.classification.optimization import make_optimization
 from paucal.training import Optimization, Outcome, Validation
 from paucal.training.failures import advise_on_memory_errors
 from paucal.types import UserError
@@ -134,7 +134,7 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
 
     def optimization(self, setup: TrainingSetup) -> Optimization:
         """Return the settings of AdamW and of the learning-rate schedule."""
-        return optimization(setup.settings, setup.plan)
+        return make_optimization(setup.settings, setup.plan)
 
     def validation(self, setup: TrainingSetup) -> Validation | None:
         """Return the `Validation` that scores the validation images.

@@ -69,7 +69,7 @@ def make_preprocessing(
     return Preprocessing(size, ratio, interpolation, mean, std, value_range, settings.resize)
 
 
-def augmentation(settings: TrainSettings) -> Augmentation:
+def make_augmentation(settings: TrainSettings) -> Augmentation:
     """Return the augmentation of training images."""
     policy = settings.rand_augment
     # Smallest area of a crop, as a fraction of the image area.
@@ -117,7 +117,7 @@ def make_view_transform(
 ) -> ViewTransform:
     """Return the training transform for views with the given crops."""
     size = crops.sides or preprocess.image_size
-    view_augmentation = augmentation(settings)
+    view_augmentation = make_augmentation(settings)
     if crops.scale is not None:  # the method defines the crops, such as local crops of self-distillation
         view_augmentation = replace(view_augmentation, crop="random-resized", scale=crops.scale)
     statistics = Normalisation(preprocess.mean, preprocess.std)

@@ -25,7 +25,7 @@ def training_plan(settings: TrainSettings, n_train: int, n_classes: int) -> Plan
     return trainer_plan(settings, n_train, mixing, n_classes)
 
 
-def optimization(settings: TrainSettings, plan: Plan) -> Optimization:
+def make_optimization(settings: TrainSettings, plan: Plan) -> Optimization:
     """Return the settings of the optimizer and its schedule, with durations in steps."""
     peak = settings.lr
     start = WARMUP_START * peak
@@ -46,7 +46,7 @@ def optimization(settings: TrainSettings, plan: Plan) -> Optimization:
     )
 
 
-def plan_remarks(settings: TrainSettings, n_train: int) -> list[str]:
+def remarks_on_plan(settings: TrainSettings, n_train: int) -> list[str]:
     """Return a warning if `--sync-bn` has no effect, and the warnings of `length_warnings`."""
     warnings = length_warnings(settings, n_train)
     if settings.sync_bn and settings.processes == 1:

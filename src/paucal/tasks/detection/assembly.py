@@ -29,12 +29,12 @@ from paucal.settings.options import flag, refuse_unsupported, require_known
 from paucal.settings.origins import list_origins
 from paucal.tasks.detection.evaluation import require_coco_eval
 from paucal.tasks.detection.first_record import FirstDetectorRecord, load_layers, read_first_detector
-from paucal.tasks.detection.images import BoxedImages, open_boxed
+from paucal.tasks.detection.images import BoxedImages, open_boxed_images
 from paucal.tasks.detection.model import DetectorCard
 from paucal.tasks.detection.network.detector import build_detector
 from paucal.tasks.detection.network.options import HEADS
 from paucal.tasks.detection.objective import DetectionObjective
-from paucal.tasks.detection.published import adopt_published, find_detector_start, load_published
+from paucal.tasks.detection.published import adopt_published_settings, find_detector_weights, load_published
 from paucal.tasks.detection.rules import RULES, BoxFacts
 from paucal.tasks.detection.settings import DetectSettings, detector_name, detector_options
 from paucal.training import Plan
@@ -113,15 +113,15 @@ def assemble(
 ) -> DetectionSetup:
     """Open the images, choose the settings that were not given and build the detector, without writing files."""
     require_coco_eval()
-    boxed = open_boxed(settings.data, outlines=settings.masks != "off")
+    boxed = open_boxed_images(settings.data, outlines=settings.masks != "off")
     remarks: list[str] = []
     if run is None and chooses_initial_weights(settings, origins, ("model_args", "init_network")):
         shorter = int(np.median([min(boxed.boxes_of(index).size) for index in range(len(boxed.images))]))
         settings, origins, choice = choose_initial_weights(settings, origins, shorter)
         remarks = [choice.remark] if choice.remark else []
     if run is None and settings.init == COCO:
-        settings, origins = adopt_published(settings, origins, outlined=not boxed.without_outline)
-    weights_source = find_detector_start(settings, run)
+        settings, origins = adopt_published_settings(settings, origins, has_outlines=not boxed.without_outline)
+    weights_source = find_detector_weights(settings, run)
     data = _split_images(settings, boxed, run)
     settings, reasons = resolve(settings, _collect_facts(boxed, data, weights_source.facts), RULES)
     hardware(settings)  # raises an error for a missing device before images are decoded
@@ -193,8 +193,10 @@ def _collect_facts(boxed: BoxedImages, data: SplitImages, initial_weights: Initi
     ]
     return BoxFacts(
         **{**vars(data.facts()), "initial_weights": initial_weights},
-        longer=int(np.median(longer_sides)),
-        small=float(np.percentile(np.concatenate(relative_sides), 10)) if sum(map(len, relative_sides)) else 0.1,
+        median_longer_side=int(np.median(longer_sides)),
+        small_object_side=float(np.percentile(np.concatenate(relative_sides), 10))
+        if sum(map(len, relative_sides))
+        else 0.1,
         boxes=boxed.count_boxes(),
         without_outline=boxed.without_outline,
     )

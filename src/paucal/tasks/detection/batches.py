@@ -53,7 +53,7 @@ class BoxBatch:
         sizes: (B, 2) int64, height and width of each image within its padding, in pixels.
         boxes: (N, 4) float per image, corners in pixels.
         labels: (N,) int64 per image, class of each box, from 0.
-        originals: (B, 2) int64, height and width of each annotated image, in pixels.
+        original_sizes: (B, 2) int64, height and width of each annotated image, in pixels.
         masks: (N, H, W) uint8 of 0 and 1 per image, where H and W are the image's sides without padding; None if
             unknown.
     """
@@ -63,7 +63,7 @@ class BoxBatch:
     sizes: Tensor
     boxes: list[Tensor]
     labels: list[Tensor]
-    originals: Tensor
+    original_sizes: Tensor
     masks: list[Tensor] | None = None
 
     def __len__(self) -> int:
@@ -121,7 +121,7 @@ class BoxedDataset(Dataset[BoxSample]):
         image, target = self._read_view(key.index)
         reseed(self._seed, *key)
         viewed, target = self._view(image, target)
-        other = None if self._pasting is None else self._pasting.draw_partner(key.index)
+        other = None if self._pasting is None else self._pasting.draw_source_index(key.index)
         if self._pasting is not None and other is not None:
             viewed, target = self._pasting((viewed, target), self._view(*self._read_view(other)))
         boxes = torch.as_tensor(target["boxes"]).as_subclass(Tensor).float()
@@ -164,7 +164,7 @@ def collate_boxes(samples: list[BoxSample]) -> BoxBatch:
         sizes=torch.tensor([tuple(sample.image.shape[1:]) for sample in samples]),
         boxes=[sample.boxes for sample in samples],
         labels=[sample.labels for sample in samples],
-        originals=torch.tensor([sample.size for sample in samples]),
+        original_sizes=torch.tensor([sample.size for sample in samples]),
         masks=masks if len(masks) == len(samples) else None,
     )
 

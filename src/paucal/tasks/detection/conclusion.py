@@ -26,7 +26,7 @@ from paucal.runner.results import publish_results
 from paucal.runs import RunFolder
 from paucal.tasks.detection.assembly import DetectionSetup
 from paucal.tasks.detection.batches import evaluation_loader
-from paucal.tasks.detection.detections import Detections, coco_document, detect_all, read_detections
+from paucal.tasks.detection.detections import Detections, coco_json_text, detect_all, read_detections
 from paucal.tasks.detection.evaluation import MASK_PREFIX, DetectionScores, evaluate_detections, format_score
 from paucal.tasks.detection.images import BoxedImages
 from paucal.tasks.detection.model import DetectorCard, load_detector
@@ -34,9 +34,9 @@ from paucal.tasks.detection.pictures import (
     MIN_SHOWN_SCORE,
     count_mistakes,
     draw_detections,
+    make_contact_sheet,
     precision_recall_figure,
     resize_to_width,
-    sheet,
 )
 from paucal.training import Outcome
 from paucal.types import UserError
@@ -162,7 +162,7 @@ def write_evaluation(
     write_text(folder / "metrics.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     write_text(folder / "per_class.csv", evaluation.per_class_csv())
     keys, sizes = [boxed.images.keys[index] for index in indices], [boxed.boxes_of(index).size for index in indices]
-    write_text(folder / "detections.json", coco_document(keys, sizes, detections, card.classes, card.category_ids))
+    write_text(folder / "detections.json", coco_json_text(keys, sizes, detections, card.classes, card.category_ids))
     for kind, matches in evaluation.matches.items():
         figure = precision_recall_figure(matches, card.classes, np.ones(len(indices)))
         save_figure(plots / f"{kind}precision_recall.png", figure)
@@ -182,7 +182,7 @@ def _draw_images(run: RunFolder, setup: DetectionSetup, indices: list[int], dete
             image = resize_to_width(images.images.store.read(index))
             drawn_images.append(draw_detections(image, detections[position], images.classes, truth[position]))
             captions.append(f"{n_missed} missed, {n_wrong} wrong: {images.images.keys[index].rpartition('/')[2]}")
-        page = sheet(drawn_images, captions)
+        page = make_contact_sheet(drawn_images, captions)
         write_atomically(run.plots / f"{name}.png", lambda file, page=page: page.save(file, "PNG"))
 
 

@@ -39,7 +39,7 @@ class Detections:
     def __len__(self) -> int:
         return len(self.scores)
 
-    def above(self, score: float) -> "Detections":
+    def with_min_score(self, score: float) -> "Detections":
         """Return the detections with at least this score."""
         is_kept = self.scores >= score
         masks = None if self.masks is None else tuple(self.masks[int(index)] for index in np.flatnonzero(is_kept))
@@ -68,7 +68,7 @@ def detect_all(
         for batch in batches:
             outputs = detector(batch.images.to(device), batch.image_sizes())
             for index, output in enumerate(outputs):
-                sides, size = batch.sizes[index].tolist(), batch.originals[index].tolist()
+                sides, size = batch.sizes[index].tolist(), batch.original_sizes[index].tolist()
                 detections[int(batch.ids[index])] = rescale(output, (sides[0], sides[1]), (size[0], size[1]))
             if progress is not None:
                 progress(len(detections))
@@ -92,7 +92,7 @@ def rescale(output: Mapping[str, Tensor], input_size: tuple[int, int], size: tup
     return Detections(boxes.numpy(), scores.numpy(), labels.numpy(), masks)
 
 
-def coco_document(
+def coco_json_text(
     keys: Sequence[str],
     sizes: Sequence[tuple[int, int]],
     detections: Sequence[Detections],

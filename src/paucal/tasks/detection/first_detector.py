@@ -90,7 +90,7 @@ class FrozenBackboneObjective(DetectionObjective):
         return LossTerms(values, self.detector.loss_weights())
 
 
-def frozen_backbone_detection(setup: DetectionSetup) -> FrozenBackboneObjective:
+def make_frozen_backbone_objective(setup: DetectionSetup) -> FrozenBackboneObjective:
     """Return the objective of the first stage, which trains a copy of the run's detector."""
     with torch.random.fork_rng(devices=[]):
         detector = setup.card.build()
@@ -98,7 +98,7 @@ def frozen_backbone_detection(setup: DetectionSetup) -> FrozenBackboneObjective:
     return FrozenBackboneObjective(detector, int(MAX_MEMORY_FRACTION * read_available_memory()))
 
 
-def loader(setup: DetectionSetup, steps: int, first_pass: int = 0) -> TrainLoader:
+def make_unaugmented_loader(setup: DetectionSetup, steps: int, first_pass: int = 0) -> TrainLoader:
     """Return a loader of the training images without augmentation, which begins with forward pass `first_pass`."""
     settings, preprocessing = setup.settings, setup.card.preprocessing
     view = make_evaluation_transform(setup.card.resize_to, preprocessing.mean, preprocessing.std)
@@ -113,8 +113,12 @@ def loader(setup: DetectionSetup, steps: int, first_pass: int = 0) -> TrainLoade
 
 def count_heads_steps(setup: DetectionSetup, seconds: float) -> int:
     """Return the number of steps of the first stage that fit in `seconds`; 0 if fewer than `MIN_STEPS` fit."""
-    settings, objective, device = setup.settings, frozen_backbone_detection(setup), torch.device(setup.settings.device)
-    batches, accumulate = loader(setup, TIMED_STEPS + 1), settings.accumulate
+    settings, objective, device = (
+        setup.settings,
+        make_frozen_backbone_objective(setup),
+        torch.device(setup.settings.device),
+    )
+    batches, accumulate = make_unaugmented_loader(setup, TIMED_STEPS + 1), settings.accumulate
     with trial_steps(objective.train(), device):
         first_seconds = seconds_per_step(objective, batches, device, settings.precision, accumulate, tunes_threads=True)
         # Later steps read the cached feature maps.
@@ -151,8 +155,8 @@ def train_first_detector(
 
     schedule = CosineWarmup(LR_FACTOR * settings.lr, steps, math.ceil(WARMUP_FRACTION * steps))
     outcome = fit(
-        frozen_backbone_detection(setup),
-        lambda: loader(setup, steps, first_pass),
+        make_frozen_backbone_objective(setup),
+        lambda: make_unaugmented_loader(setup, steps, first_pass),
         Optimization(schedule, settings.weight_decay, clip=settings.clip, average_decay=settings.average),
         replace(setup.plan, total_steps=steps, steps_per_epoch=steps),
         Records(folder, save, validation),

@@ -84,7 +84,7 @@ class BoxedImages:
         return replace(self, boxes={key: replace(boxes, masks=None) for key, boxes in self.boxes.items()})
 
 
-def open_boxed(location: str | Path, outlines: bool = True) -> BoxedImages:
+def open_boxed_images(location: str | Path, outlines: bool = True) -> BoxedImages:
     """Open images with boxes from a folder, zip, tar or annotation file; `outlines=False` ignores outlines."""
     path = expand_user_path(str(location), "DATA")
     if not path.exists():
@@ -95,10 +95,10 @@ def open_boxed(location: str | Path, outlines: bool = True) -> BoxedImages:
             raise NoLabelsError(f"{path} has image labels, but no boxes: use 'paucal train'.")
     if not outlines:
         annotations = replace(annotations, images=[replace(image, outlines=[]) for image in annotations.images])
-    return check_annotations(tree, annotations)
+    return convert_annotations(tree, annotations)
 
 
-def check_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
+def convert_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
     """Check annotations against the sizes of the images, and convert them to `BoxedImages`.
 
     Boxes without an area are dropped, and boxes are clipped to their image; the notes give the numbers of dropped and

@@ -123,7 +123,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
 
     def run_preliminary_work(self, run: RunFolder, setup: DetectionSetup, console: Console) -> bool:
         """Train the first detector on the frozen backbone, then choose the number of steps for the remaining time."""
-        setup = self._plan_first(run, setup, console)
+        setup = self._plan_first_detector(run, setup, console)
         if setup.settings.heads_steps and setup.first is None:
             console.say(f"first detector: {counted(setup.settings.heads_steps, 'step')} with a frozen backbone")
             with advise_on_memory_errors(setup.plan):
@@ -138,7 +138,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
             console.say(f"first detector after {seconds_text}: {ap_text}it is ready for use in {run.path}")
         return super().run_preliminary_work(run, setup, console) if super().needs_preliminary_work(setup) else True
 
-    def _plan_first(self, run: RunFolder, setup: DetectionSetup, console: Console) -> DetectionSetup:
+    def _plan_first_detector(self, run: RunFolder, setup: DetectionSetup, console: Console) -> DetectionSetup:
         """Choose and store the number of steps that train the first detector.
 
         A pretrained backbone gets as many steps as fit in a fifth of `--time`; a random backbone gets none.
@@ -168,7 +168,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
             accumulate = setup.plan.accumulate
             step_seconds = seconds_per_step(objective, batches, device, settings.precision, accumulate, tunes_threads)
             start = time.perf_counter()
-            score = _detect(setup, objective.deployable(), indices, device)
+            score = _detect_for_scores(setup, objective.deployable(), indices, device)
             image_seconds = (time.perf_counter() - start) / max(len(indices), 1)
             score()  # not timed, since the first call imports packages
             if settings.masks == "on":  # without masks, the time for computing scores is negligible
@@ -220,7 +220,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         indices = setup.data.split_indices("val")
 
         def evaluate(detector: nn.Module, device: torch.device) -> Mapping[str, float]:
-            scores = _detect(setup, detector, indices, device)()
+            scores = _detect_for_scores(setup, detector, indices, device)()
             names = [name for name in ("ap", "ap50", f"{MASK_PREFIX}ap") if name in scores]
             return {**{f"val_{name}": scores[name] for name in names}, MISSED_COLUMN: 1 - scores["recall"]}
 
@@ -301,7 +301,7 @@ def make_schedule(
     return WarmupThenSteps(peak, milestone_steps, warmup, WARMUP_START * peak)
 
 
-def _detect(
+def _detect_for_scores(
     setup: DetectionSetup, detector: nn.Module, indices: NDArray[np.int64], device: torch.device
 ) -> Callable[[], dict[str, Any]]:
     """Detect objects in the images at `indices`, and return a function that computes COCO's scores for these images."""

@@ -142,7 +142,7 @@ def mask_of_outline(outline: Any, size: tuple[int, int], where: str) -> RunLengt
         where: Beginning of error messages, such as "a.json gives 'a.png' an outline of 'cat'".
     """
     if isinstance(outline, dict):
-        return _mask_of_runs(outline, size, where)
+        return _mask_of_run_lengths(outline, size, where)
     functions, polygons = mask_functions(), _check_polygons(outline, size, where)
     return functions.merge(functions.frPyObjects(polygons, *size))
 
@@ -150,7 +150,7 @@ def mask_of_outline(outline: Any, size: tuple[int, int], where: str) -> RunLengt
 def check_outline(outline: Any, size: tuple[int, int], where: str) -> None:
     """Raise a UserError for an invalid outline; the arguments are those of `mask_of_outline`."""
     if isinstance(outline, dict):
-        _check_runs(outline, size, where)
+        _check_run_lengths(outline, size, where)
     else:
         _check_polygons(outline, size, where)
 
@@ -190,14 +190,14 @@ def _perimeter(polygon: list[float]) -> float:
     return float(np.abs(points - np.roll(points, 1, axis=0)).max(1).sum())
 
 
-def _mask_of_runs(outline: dict[str, Any], size: tuple[int, int], where: str) -> RunLengths:
-    lengths, counts = _check_runs(outline, size, where), outline["counts"]
+def _mask_of_run_lengths(outline: dict[str, Any], size: tuple[int, int], where: str) -> RunLengths:
+    lengths, counts = _check_run_lengths(outline, size, where), outline["counts"]
     if isinstance(counts, str):
         return RunLengths(size=list(size), counts=counts.encode())
     return mask_functions().frPyObjects({"size": list(size), "counts": lengths.tolist()}, *size)
 
 
-def _check_runs(outline: dict[str, Any], size: tuple[int, int], where: str) -> NDArray[np.int64]:
+def _check_run_lengths(outline: dict[str, Any], size: tuple[int, int], where: str) -> NDArray[np.int64]:
     """Return the run lengths of an outline; raise a UserError for invalid run lengths."""
     stated, counts = outline.get("size"), outline.get("counts")
     if not isinstance(stated, list) or [*stated] != [*size] or any(type(side) is not int for side in stated):

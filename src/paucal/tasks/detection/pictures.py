@@ -42,7 +42,7 @@ def draw_detections(
     """
     picture = image.convert("RGB")
     scale = 1.0 if truth is None else picture.width / truth.size[1]
-    visible = detections.above(min_score)
+    visible = detections.with_min_score(min_score)
     for mask, label in zip(visible.masks or (), visible.labels.tolist(), strict=False):
         blend_mask(picture, unpack_mask(mask), COLOURS[label % len(COLOURS)])
     draw = _drawing_context(picture)
@@ -84,10 +84,10 @@ def draw_batch_sheet(
         for corners, label in zip((boxes * zoom).tolist(), labels.tolist(), strict=True):
             _draw_box(draw, corners, str(classes[label]), COLOURS[label % len(COLOURS)], 1)
         tiles.append(picture)
-    return sheet(tiles)
+    return make_contact_sheet(tiles)
 
 
-def sheet(pictures: Sequence[Image.Image], captions: Sequence[str] = ()) -> Image.Image:
+def make_contact_sheet(pictures: Sequence[Image.Image], captions: Sequence[str] = ()) -> Image.Image:
     """Arrange images in rows on one page, with a caption under each image."""
     tiles = [resize_to_width(picture) for picture in pictures]
     columns = min(COLUMNS, max(len(tiles), 1))
@@ -107,7 +107,7 @@ def sheet(pictures: Sequence[Image.Image], captions: Sequence[str] = ()) -> Imag
 
 def count_mistakes(detections: Detections, truth: Boxes, min_score: float = MIN_SHOWN_SCORE) -> tuple[int, int]:
     """Return the numbers of missed objects and of false positives in an image, at an IoU threshold of 0.5."""
-    confident = detections.above(min_score)
+    confident = detections.with_min_score(min_score)
     missed = false = 0
     for label in np.union1d(confident.labels, truth.labels):
         detected, annotated = confident.labels == label, truth.labels == label

@@ -87,12 +87,12 @@ PUBLISHED = (
 )
 
 
-def choose_published(settings: DetectSettings, outlined: bool) -> PublishedDetector:
+def choose_published_detector(settings: DetectSettings, has_outlines: bool) -> PublishedDetector:
     """Return the published detector for these settings, by default the one with ResNet-50.
 
-    If the settings leave the choice of masks open, the detector has masks if every box has an outline (`outlined`).
+    If the settings leave the choice of masks open, the detector has masks if every box has an outline (`has_outlines`).
     """
-    needs_masks = settings.masks == "on" or (settings.masks in (None, "auto") and outlined)
+    needs_masks = settings.masks == "on" or (settings.masks in (None, "auto") and has_outlines)
     candidates = [candidate for candidate in PUBLISHED if settings.model in (None, candidate.settings["model"])]
     if not candidates:
         models = " or ".join(dict.fromkeys(candidate.settings["model"] for candidate in PUBLISHED))
@@ -105,11 +105,11 @@ def choose_published(settings: DetectSettings, outlined: bool) -> PublishedDetec
     )
 
 
-def adopt_published(
-    settings: DetectSettings, origins: Mapping[str, str], outlined: bool
+def adopt_published_settings(
+    settings: DetectSettings, origins: Mapping[str, str], has_outlines: bool
 ) -> tuple[DetectSettings, dict[str, str]]:
     """Return settings that build the layers of the published detector, with the origins of all settings."""
-    published = choose_published(settings, outlined)
+    published = choose_published_detector(settings, has_outlines)
     for name, value in published.settings.items():
         if name in origins and getattr(settings, name) not in (value, "auto", None):
             raise UserError(
@@ -120,7 +120,7 @@ def adopt_published(
     return replace(settings, **published.settings), {**origins, **reasons}
 
 
-def find_detector_start(settings: DetectSettings, run: RunFolder | None) -> WeightsSource:
+def find_detector_weights(settings: DetectSettings, run: RunFolder | None) -> WeightsSource:
     """Find the initial weights of a run; the weights of a published detector are read later by `load_published`."""
     if settings.init != COCO or (run is not None and run.last.exists()):
         return find_initial_weights(settings, run)
@@ -130,7 +130,7 @@ def find_detector_start(settings: DetectSettings, run: RunFolder | None) -> Weig
 
 def load_published(detector: Detector, settings: DetectSettings, classes: Sequence[str], bars: Bars) -> LoadReport:
     """Load the published detector for these settings into `detector`; download the weights if they are not cached."""
-    published = choose_published(settings, settings.masks == "on")
+    published = choose_published_detector(settings, settings.masks == "on")
     names = published.weights.meta["categories"]
     tree = read_untrusted(_cached_file(published, bars))
     state, coco_classes = _convert_names(tree, detector.state_dict(), names, classes)
@@ -152,18 +152,22 @@ def load_published(detector: Detector, settings: DetectSettings, classes: Sequen
 
 
 def _convert_names(
-    tree: Mapping[str, Any], own_state: Mapping[str, Tensor], names: Sequence[str], classes: Sequence[str]
+    published_state: Mapping[str, Any],
+    own_state: Mapping[str, Tensor],
+    coco_categories: Sequence[str],
+    classes: Sequence[str],
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Convert a published state dict to the parameter names and classes of the run's detector.
 
-    `names` are COCO's categories. The second return value has the names of the run's classes that are in COCO.
+    `coco_categories` are COCO's categories. The second return value has the names of the run's classes that are in
+    COCO.
     """
-    index_of = {name.lower(): index for index, name in enumerate(names)}
+    index_of = {name.lower(): index for index, name in enumerate(coco_categories)}
     rows = [index_of.get(name.strip().lower().replace("_", " ")) for name in classes]
     body = PREFIXES["backbone.body."]
     body_names = (name for name in own_state if name.startswith(body) and not name.endswith("_tracked"))
     state: dict[str, Tensor] = {}
-    for name, value in tree.items():
+    for name, value in published_state.items():
         prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), None)
         if prefix is None or not isinstance(value, Tensor) or name.endswith("_tracked"):
             continue

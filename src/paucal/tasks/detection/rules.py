@@ -24,14 +24,15 @@ class BoxFacts(DataAndMachine):
     """Properties of the images with boxes and of the machine, from which settings are chosen.
 
     Attributes:
-        longer: Median of the images' longer sides in pixels.
-        small: Relative side of small objects: the tenth percentile of sqrt(box area) / longer side of the image.
+        median_longer_side: Median of the images' longer sides in pixels.
+        small_object_side: Relative side of small objects: the tenth percentile of sqrt(box area) / longer side of the
+            image.
         boxes: Number of boxes in all splits, without crowds.
         without_outline: Number of boxes without an outline, without crowds.
     """
 
-    longer: int = 0
-    small: float = 0.1
+    median_longer_side: int = 0
+    small_object_side: float = 0.1
     boxes: int = 0
     without_outline: int = 0
 
@@ -48,8 +49,12 @@ def model(facts: DataAndMachine) -> Choice:
 def img_size(facts: BoxFacts, device: str | None) -> Choice:
     """On a CPU, default to the median longer side of the images, capped at `CPU_SIDE`; else to the papers' sides."""
     if device == "cpu":
-        side = min(CPU_SIDE, facts.longer)
-        reason = "the size of the images" if side == facts.longer else f"reduced from {facts.longer}: {CPU_REASON}"
+        side = min(CPU_SIDE, facts.median_longer_side)
+        reason = (
+            "the size of the images"
+            if side == facts.median_longer_side
+            else f"reduced from {facts.median_longer_side}: {CPU_REASON}"
+        )
         return [max(side, 32)], reason
     return list(PAPER_SIDES), PAPER_REASON
 
@@ -72,7 +77,7 @@ def finest(device: str | None, img_size: Sequence[int] | None) -> Choice:
 
 def anchor(facts: BoxFacts, finest: int, img_size: Sequence[int]) -> Choice:
     """Choose anchor sides of 8 strides, as in the papers, or of 4 strides if small objects have sides below 6."""
-    side = facts.small * max(img_size)
+    side = facts.small_object_side * max(img_size)
     if side < 0.75 * 8 * finest:
         return 4, f"small objects have {side:.0f} pixels in the network's input"
     return 8, PAPER_REASON

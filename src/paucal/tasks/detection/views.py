@@ -155,13 +155,13 @@ class CopyPaste:
 
     Args:
         chance: Probability of pasting into an image.
-        partners: Positions of the images whose objects may be pasted.
+        source_indices: Positions of the images whose objects may be pasted.
     """
 
-    def __init__(self, chance: float, partners: Sequence[int]) -> None:
-        self._chance, self._partners = chance, list(partners)
+    def __init__(self, chance: float, source_indices: Sequence[int]) -> None:
+        self._chance, self._partners = chance, list(source_indices)
 
-    def draw_partner(self, index: int) -> int | None:
+    def draw_source_index(self, index: int) -> int | None:
         """Draw the position of an image to paste from; None to paste nothing, or if `index` itself was drawn."""
         if not self._partners or float(torch.rand(())) >= self._chance:
             return None
@@ -175,10 +175,10 @@ class CopyPaste:
             random_int(*sorted((0, int(new) - int(old))))
             for new, old in zip(viewed[0].shape[-2:], other[0].shape[-2:], strict=True)
         )
-        return paste(viewed, other, is_pasted, (down, right))
+        return paste_objects(viewed, other, is_pasted, (down, right))
 
 
-def paste(destination: Viewed, source: Viewed, chosen: Tensor, shift: tuple[int, int]) -> Viewed:
+def paste_objects(destination: Viewed, source: Viewed, chosen: Tensor, shift: tuple[int, int]) -> Viewed:
     """Paste objects of another image into an image.
 
     Pasted objects hide pixels of the first image's objects: the masks and boxes of partly hidden objects are reduced,
@@ -214,8 +214,8 @@ def paste(destination: Viewed, source: Viewed, chosen: Tensor, shift: tuple[int,
     return pixels, {**merged, "boxes": boxes, "masks": masks}
 
 
-def _select_objects(target: Target, which: Tensor) -> Target:
-    return {name: target[name].as_subclass(Tensor)[which] for name in ("boxes", "labels", "masks")}
+def _select_objects(target: Target, object_mask: Tensor) -> Target:
+    return {name: target[name].as_subclass(Tensor)[object_mask] for name in ("boxes", "labels", "masks")}
 
 
 def _concatenate_objects(first: Target, second: Target) -> Target:

@@ -40,7 +40,7 @@ from paucal.runner.starts import WeightsSource, find_initial_weights, load_initi
 from paucal.runner.trainer_inputs import check_rates, hardware, length_warnings, trainer_plan
 from paucal.runs import RunFolder
 from paucal.settings.origins import list_origins
-from paucal.tasks.pretraining.crops import crop_transforms, describe_crops, make_crop_groups, relative_pixels
+from paucal.tasks.pretraining.crops import describe_crops, make_crop_groups, make_crop_transforms, relative_pixels
 from paucal.tasks.pretraining.monitor import Monitor, knn_monitor
 from paucal.tasks.pretraining.stages import epochs_done
 from paucal.types import UserError, height_and_width
@@ -78,7 +78,9 @@ def assemble(
     method = method_of(settings)
     method.check(settings)
     _check_images(settings, facts.n_train, method.min_images)
-    objective, spec, notes = _build_objective(method.stage(settings, epochs_done(run)), images.decode_options.channels)
+    objective, spec, notes = _build_objective(
+        method.stage_settings(settings, epochs_done(run)), images.decode_options.channels
+    )
     timm_model = timm_name(settings.model)  # timm's name of the published weights
     card = ModelCard(
         spec,
@@ -86,7 +88,7 @@ def assemble(
         _load_or_make_preprocessing(settings, data, (weights_source.input or timm_preprocessing)(timm_model), run),
     )
     # Raises an error if crop settings are invalid.
-    crop_transforms(settings, Normalisation(card.preprocessing.mean, card.preprocessing.std))
+    make_crop_transforms(settings, Normalisation(card.preprocessing.mean, card.preprocessing.std))
     monitor = open_monitor(settings, card)
     load_report = load_initial_weights(weights_source, timm_model, objective, ())
     remarks = [

@@ -33,7 +33,7 @@ def make_crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
     return groups
 
 
-def crop_transforms(settings: PretrainSettings, statistics: Normalisation):
+def make_crop_transforms(settings: PretrainSettings, statistics: Normalisation):
     """Return a (transform, number of crops) pair per crop group; raise a UserError for invalid crops or blur radii."""
     size = height_and_width(settings.img_size)
     groups, radii = make_crop_groups(settings, size), _blur_radii(settings.blur)

@@ -35,7 +35,7 @@ from paucal.settings.options import check_ranges
 from paucal.settings.shared import DataSettings
 from paucal.settings.values import with_settings_signature
 from paucal.tasks.pretraining.assembly import PretrainingSetup, assemble
-from paucal.tasks.pretraining.crops import crop_transforms, describe_crops
+from paucal.tasks.pretraining.crops import describe_crops, make_crop_transforms
 from paucal.tasks.pretraining.monitor import KNN_SCORE
 from paucal.tasks.pretraining.stage_watch import StageWatch
 from paucal.tasks.pretraining.stages import add_parameters, lacks_parameters
@@ -144,7 +144,7 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
     def loader(self, setup: PretrainingSetup, first_pass: int) -> TrainLoader:
         """Return the training loader of this process, starting at forward pass `first_pass`."""
         settings, data = setup.settings, setup.data
-        transforms = crop_transforms(settings, _normalisation(setup))
+        transforms = make_crop_transforms(settings, _normalisation(setup))
         dataset = ViewDataset(data.images, transforms, settings.seed, with_labels=False)
         return step_loader(dataset, data, settings, setup.plan, first_pass)
 

@@ -124,7 +124,7 @@ class StageWatch(EpochListener[PretrainingSetup]):
         # Read the rows from the checkpoint, since `metrics.csv` may have later epochs, which will be repeated.
         for row in checkpoint_rows(run.last):
             self.watcher.assess(row, silent=True)
-            self._count_worse(row)
+            self._count_worse_epochs(row)
 
     def on_start(self, scores: Mapping[str, float]) -> None:
         """Store the monitor's score of the initial weights."""
@@ -146,7 +146,7 @@ class StageWatch(EpochListener[PretrainingSetup]):
             link_or_copy(self.run.last, self.run.last.with_name(HEALTHY_CHECKPOINT))
         self._stage_ends = epoch == self.method.next_stage_epoch(settings) and epoch < epochs
         collapsed = self._verdict is not None and settings.on_collapse != "warn" and epoch < epochs
-        self._scores = self._count_worse(row), row.get(KNN_SCORE)
+        self._scores = self._count_worse_epochs(row), row.get(KNN_SCORE)
         return collapsed or self._stage_ends or (self._worse_epochs >= MAX_WORSE_EPOCHS and epoch < epochs)
 
     @property
@@ -168,7 +168,7 @@ class StageWatch(EpochListener[PretrainingSetup]):
         if self._can_roll_back():
             self._roll_back()
         else:
-            self.console.say(self.method.stage_news)
+            self.console.say(self.method.next_stage_message)
 
     def stop_message(self) -> list[str]:
         """Return lines that say why the run was stopped and what to do; empty if the run was not stopped."""
@@ -183,7 +183,7 @@ class StageWatch(EpochListener[PretrainingSetup]):
             return []
         return [f"stopped because of {self._verdict.sentence}", self._verdict.advice]
 
-    def _count_worse(self, row: Mapping[str, float]) -> float | None:
+    def _count_worse_epochs(self, row: Mapping[str, float]) -> float | None:
         """Update the number of epochs in a row that score below the initial weights, if these were trained.
 
         Returns the score of the initial weights; None if there is no such score.
@@ -224,7 +224,7 @@ def expects_healthy_start(setup: PretrainingSetup) -> bool:
     heads.
     """
     report = setup.load_report
-    return report is not None and not report.undertrained and method_of(setup.settings).settled_start
+    return report is not None and not report.undertrained and method_of(setup.settings).healthy_from_start
 
 
 def health_scale(setup: PretrainingSetup) -> RunScale:

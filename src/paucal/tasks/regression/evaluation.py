@@ -93,10 +93,10 @@ def write_scores(
     write_text(folder / "predictions.csv", csv_text(["key", "target", "predicted", "low", "high"], *rows))
     # Prediction intervals of grades differ in width, so no band of a constant width is drawn.
     band_half_width = np.inf if "kappa" in report.scores else half_width
-    save_figure(plots / "predicted.png", predicted_figure(truth, numbers.predicted, band_half_width))
+    save_figure(plots / "predicted.png", draw_predictions(truth, numbers.predicted, band_half_width))
 
 
-def predicted_figure(truth: Array, predicted: Array, half_width: float) -> Figure:
+def draw_predictions(truth: Array, predicted: Array, half_width: float) -> Figure:
     """Draw predicted against true values, the line of perfect predictions, and a band of prediction intervals.
 
     Each image is a point; coinciding points are drawn as a single point, whose area is proportional to their number.
@@ -129,7 +129,7 @@ def format_regression_score(score: Score, name: str) -> tuple[str, str]:
     return format_value(score.value), f"{format_value(score.low)} to {format_value(score.high)}"
 
 
-def interval_words(interval: str, report: RegressionReport) -> str:
+def interval_text(interval: str, report: RegressionReport) -> str:
     """Return a text with the number of images, after the 95 % interval if `interval` is not empty."""
     return (f"95 % interval {interval}, " if interval else "") + images_text(report.images, report.groups)
 

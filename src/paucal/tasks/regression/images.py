@@ -32,11 +32,11 @@ class ImagesWithTargets(SplitImages):
     targets: NDArray[np.float64]
 
 
-def read_targets(images: ImageSet, column: str, fewest: int = MIN_TARGETS) -> tuple[ImageSet, NDArray[np.float64]]:
+def read_targets(images: ImageSet, column: str, min_targets: int = MIN_TARGETS) -> tuple[ImageSet, NDArray[np.float64]]:
     """Return the images that have a target value in a column of the table, and their (N,) target values.
 
-    Raises a UserError if there is no such column, if a table cell is not a number, or if fewer than `fewest` images
-    have a target value.
+    Raises a UserError if there is no such column, if a table cell is not a number, or if fewer than `min_targets`
+    images have a target value.
     """
     if column not in images.columns:
         column_names = ", ".join(map(repr, images.columns)) or "no further columns"
@@ -47,9 +47,9 @@ def read_targets(images: ImageSet, column: str, fewest: int = MIN_TARGETS) -> tu
     cells = images.column_values(column)
     indices = [index for index, cell in enumerate(cells) if not is_missing(cell)]
     targets = [_parse_number(cells[index], column, images.keys[index]) for index in indices]
-    if len(indices) < fewest:
+    if len(indices) < min_targets:
         raise UserError(
-            f"--target: {counted(len(indices), 'image')} with a number in {column!r}; expected at least {fewest}."
+            f"--target: {counted(len(indices), 'image')} with a number in {column!r}; expected at least {min_targets}."
         )
     n_without = len(cells) - len(indices)
     note = f"{counted(n_without, 'row')} without a number in {column!r} {was_or_were(n_without)} left out"

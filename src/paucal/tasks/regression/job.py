@@ -51,7 +51,7 @@ from paucal.settings.origins import list_origins
 from paucal.tasks.regression.evaluation import (
     evaluate_regression,
     format_regression_score,
-    interval_words,
+    interval_text,
     report_table,
     write_scores,
 )
@@ -94,7 +94,7 @@ class RegressionResult(EvaluatedRun):
         return load_regressor(self.folder)
 
 
-def _fit_best(
+def _fit_best_ridge(
     network: nn.Module, size: tuple[int, int], features: Array, targets: Array, seed: int
 ) -> tuple[nn.Module, FittedRidge, bool]:
     """Fit a ridge regression; return the network with the fitted weights, the fit, and whether the fit uses stage maps.
@@ -271,7 +271,9 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
                 features = predict_in_order(inputs, loader, train, settings.device, advance).double().numpy()
         finally:
             inputs.close()
-        network, fitted, reads_stages = _fit_best(network.cpu(), size, features, data.targets[train], settings.seed)
+        network, fitted, reads_stages = _fit_best_ridge(
+            network.cpu(), size, features, data.targets[train], settings.seed
+        )
         truth, grades = data.targets[train], None
         if settings.ordinal:
             lowest, highest = int(data.targets.min()), int(data.targets.max())
@@ -291,7 +293,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         mae, interval = format_regression_score(report.scores["mae"], "mae")
         gain, gain_interval = format_regression_score(report.gain, "gain")
         line = (
-            f"test MAE of {settings.target}: {mae} ({interval_words(interval, report)}); always predicting "
+            f"test MAE of {settings.target}: {mae} ({interval_text(interval, report)}); always predicting "
             f"the mean: {report.baseline:.3g}, so {gain} less{f' ({gain_interval})' if gain_interval else ''}"
         )
         path = shlex.quote(str(run.path))

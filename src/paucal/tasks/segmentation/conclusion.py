@@ -15,7 +15,7 @@ from paucal.runner.console import Console
 from paucal.runner.processes import wait_for_all
 from paucal.runner.results import EvaluatedRun, publish_results
 from paucal.runs import RunFolder
-from paucal.tasks.segmentation.assembly import SegmentationSetup, full_inference
+from paucal.tasks.segmentation.assembly import SegmentationSetup, full_inference_options
 from paucal.tasks.segmentation.evaluation import count_and_write_masks
 from paucal.tasks.segmentation.model import SegmentationModel, load_segmenter
 from paucal.tasks.segmentation.pictures import class_colours, draw_comparison, draw_legend, png_path, stack_vertically
@@ -62,14 +62,14 @@ def conclude(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, console
     data, folder = setup.data, run.evaluation("test")
     # Load the stored model, so that exactly the deployed model is evaluated.
     model = load_segmenter(run, setup.settings.device)
-    options, indices = full_inference(setup.settings), data.split_indices("test").tolist()
+    options, indices = full_inference_options(setup.settings), data.split_indices("test").tolist()
     with console.progress("testing") as advance:
         tallies = count_and_write_masks(model, data, indices, options, folder / "masks", advance)
     report = segmentation_report(tallies, setup.card.classes, setup.settings.seed, data.split.groups)
     if rank() != 0:
         return SegmentResult(run.path, report, outcome.seconds)
     write_scores(folder, report, tallies, data.images.keys)
-    _draw_extremes(run, setup, tallies)
+    _draw_best_and_worst(run, setup, tallies)
     save_curves(run, outcome.rows, _crops_per_epoch(setup), best=setup.best_epoch(outcome))
     steps = next_steps(run, setup)
     publish_results(
@@ -85,7 +85,7 @@ def conclude(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, console
     return SegmentResult(run.path, report, outcome.seconds)
 
 
-def _draw_extremes(run: RunFolder, setup: SegmentationSetup, tallies: list[PixelCounts]) -> None:
+def _draw_best_and_worst(run: RunFolder, setup: SegmentationSetup, tallies: list[PixelCounts]) -> None:
     """Draw the test images with the lowest and with the highest mean IoU."""
     data, coding = setup.data, setup.card.coding
     colours = class_colours(coding)

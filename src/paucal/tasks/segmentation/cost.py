@@ -4,7 +4,7 @@ import torch
 
 from paucal.backbones import BackboneSpec
 from paucal.backbones.cost import SubmoduleCost, meta_device, submodule_cost
-from paucal.tasks.segmentation.network import segmentation_network
+from paucal.tasks.segmentation.network import build_segmentation_network
 
 
 def segmenter_cost(
@@ -17,7 +17,7 @@ def segmenter_cost(
     training uses this head.
     """
     with meta_device():
-        network = segmentation_network(spec, classes, width).eval()
+        network = build_segmentation_network(spec, classes, width).eval()
         images = torch.zeros(1, spec.in_chans, *spec.image_size)
         parts = {
             "backbone": submodule_cost(network.maps, images),

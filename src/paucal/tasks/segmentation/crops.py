@@ -17,7 +17,7 @@ from paucal.data.masks.coding import IGNORED
 from paucal.data.masks.masked_images import MaskStore
 from paucal.data.randomness import reseed
 from paucal.data.views.normalisation import Normalisation
-from paucal.tasks.segmentation.windows import fitting_scale
+from paucal.tasks.segmentation.windows import scale_to_fit
 
 MAX_TRIES = 10  # attempts to draw a crop with several classes, as in the papers' code
 MASK = "mask"  # key of the segmentation masks in `Batch.label_maps`, the batch's dictionary of per-pixel targets
@@ -89,7 +89,7 @@ class CropTransform:
         """Crop the image and its classes, then scale the crop, which is faster than scaling the image first."""
         low, high = self.options.scale
         scale = _uniform(low, high)
-        scale *= fitting_scale((pixels.shape[-2], pixels.shape[-1]), self.options.resize_to)
+        scale *= scale_to_fit((pixels.shape[-2], pixels.shape[-1]), self.options.resize_to)
         height, width = (max(1, round(side / scale)) for side in self.options.size)
         right, bottom = max(0, width - pixels.shape[-1]), max(0, height - pixels.shape[-2])
         if right or bottom:

@@ -41,15 +41,15 @@ from paucal.tasks.segmentation.assembly import (
     SegmentationSetup,
     assemble,
     crop_options,
-    fast_inference,
-    full_inference,
+    fast_inference_options,
+    full_inference_options,
 )
 from paucal.tasks.segmentation.conclusion import SCORE_COLUMN, SegmentResult, conclude
 from paucal.tasks.segmentation.crops import CropTransform, MaskedCrops
 from paucal.tasks.segmentation.evaluation import count_pixels
 from paucal.tasks.segmentation.images import PATHS, pin_paths
 from paucal.tasks.segmentation.pictures import draw_crops
-from paucal.tasks.segmentation.scores import plain_scores
+from paucal.tasks.segmentation.scores import scores_without_intervals
 from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.training import CosineWarmup, Optimization, Outcome, Validation
 from paucal.training.schedules import LinearWarmup
@@ -88,7 +88,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
                 f"--freeze-epochs {settings.freeze_epochs} leaves no epoch of {settings.epochs} for the backbone: "
                 "give fewer --freeze-epochs, more --epochs, or --freeze backbone."
             )
-        check_factors("scale", settings.scale, exact=2)
+        check_factors("scale", settings.scale, expected_count=2)
         check_factors("scales", settings.scales)
         if settings.resize_to is not None and len(settings.resize_to) != 2:
             text = " ".join(map(str, settings.resize_to))
@@ -125,7 +125,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         with trial_steps(objective.train(), device):
             batches: Any = self.loader(timed, 0)
             step = seconds_per_step(objective, batches, device, settings.precision, settings.accumulate, tunes_threads)
-            for options in (fast_inference(settings), full_inference(settings)):
+            for options in (fast_inference_options(settings), full_inference_options(settings)):
                 start_time, network = time.perf_counter(), objective.deployable()
                 count_pixels(network, setup.data, image, setup.card.preprocessing, options, device)
                 evaluations.append(time.perf_counter() - start_time)
@@ -186,8 +186,10 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
             return None
 
         def validate(module: nn.Module, device: torch.device) -> Mapping[str, float]:
-            options = fast_inference(setup.settings)
-            scores = plain_scores(count_pixels(module, data, indices, setup.card.preprocessing, options, device))
+            options = fast_inference_options(setup.settings)
+            scores = scores_without_intervals(
+                count_pixels(module, data, indices, setup.card.preprocessing, options, device)
+            )
             return {
                 SCORE_COLUMN: scores["mean_iou"],
                 "val_pixel_accuracy": scores["pixel_accuracy"],
@@ -269,19 +271,21 @@ def plan_crops_and_epochs(
     return crops, int(training_seconds / (crops * crop_seconds + eval_seconds))
 
 
-def check_factors(name: str, values: list[float] | None, exact: int | None = None) -> None:
+def check_factors(name: str, values: list[float] | None, expected_count: int | None = None) -> None:
     """Raise a UserError for scale factors that are out of range or too many.
 
-    If `exact` is given, there must be exactly `exact` factors, with the smallest first.
+    If `expected_count` is given, there must be exactly `expected_count` factors, with the smallest first.
     """
     if values is None:
         return
     low, high = SCALE_RANGE
     is_valid = (
-        all(low <= value <= high for value in values) and len(values) == (exact or len(values)) and len(values) < 20
+        all(low <= value <= high for value in values)
+        and len(values) == (expected_count or len(values))
+        and len(values) < 20
     )
-    if not is_valid or (exact and values[0] > values[-1]):
-        expected = "the smallest and the largest factor" if exact else "up to 19 factors"
+    if not is_valid or (expected_count and values[0] > values[-1]):
+        expected = "the smallest and the largest factor" if expected_count else "up to 19 factors"
         raise UserError(
             f"{flag(name)} is {' '.join(f'{value:g}' for value in values)}; expected {expected}, each from {low:g} to "
             f"{high:g}."

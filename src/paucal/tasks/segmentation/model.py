@@ -23,8 +23,8 @@ from paucal.models.preprocessing import MAX_SIDE
 from paucal.models.saved import load_saved
 from paucal.models.tasks import SEGMENTATION
 from paucal.runs import RunFolder
-from paucal.tasks.segmentation.network import SegmentationNetwork, segmentation_network
-from paucal.tasks.segmentation.windows import WindowOptions, fitting_scale, pixel_probabilities
+from paucal.tasks.segmentation.network import SegmentationNetwork, build_segmentation_network
+from paucal.tasks.segmentation.windows import WindowOptions, pixel_probabilities, scale_to_fit
 from paucal.types import UserError
 
 MAX_WIDTH = 4096  # maximum number of channels of the head
@@ -71,7 +71,7 @@ class SegmentationCard(ModelCard):
     def build(self, drop_path_rate: float | None = None) -> SegmentationNetwork:
         """Build the network with random weights, drawn from torch's global generator."""
         spec = replace(self.backbone, pretrained=False)
-        return segmentation_network(spec, len(self.classes), self.head.width, self.head.dropout, drop_path_rate)
+        return build_segmentation_network(spec, len(self.classes), self.head.width, self.head.dropout, drop_path_rate)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the card as JSON values, as they are stored in `model.json`."""
@@ -150,7 +150,7 @@ class SegmentationModel:
         normalisation = Normalisation(self.card.preprocessing.mean, self.card.preprocessing.std)
         normalised = normalisation.apply(convert_image(image, self.decode_options)).to(self.device)
         size = (normalised.shape[-2], normalised.shape[-1])
-        _require_memory(len(self.classes), *size, max(scales) * fitting_scale(size, self.card.resize_to))
+        _require_memory(len(self.classes), *size, max(scales) * scale_to_fit(size, self.card.resize_to))
         return pixel_probabilities(self.network, normalised, self.window_options(scales, mirror)).cpu()
 
     def mask(

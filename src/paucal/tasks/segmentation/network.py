@@ -50,9 +50,9 @@ class UperHead(nn.Module):
             raise ValueError(f"a pyramid needs two maps or more, got {len(channels)}")
         *finer_channels, deepest = channels
         self.pool = PyramidPooling(deepest, width, pooled)
-        self.laterals = nn.ModuleList(conv_norm(n, width, 1) for n in finer_channels)
-        self.smooth = nn.ModuleList(conv_norm(width, width, 3) for _ in finer_channels)
-        self.fuse = conv_norm(len(channels) * width, width, 3)
+        self.laterals = nn.ModuleList(conv_bn_relu(n, width, 1) for n in finer_channels)
+        self.smooth = nn.ModuleList(conv_bn_relu(width, width, 3) for _ in finer_channels)
+        self.fuse = conv_bn_relu(len(channels) * width, width, 3)
         self.classify = pixel_classifier(width, n_classes, dropout)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
@@ -71,9 +71,9 @@ class PyramidPooling(nn.Module):
 
     def __init__(self, channels: int, width: int, pooled: Sequence[int] = POOLED_SIDES) -> None:
         super().__init__()
-        branches = (nn.Sequential(nn.AdaptiveAvgPool2d(side), conv_norm(channels, width, 1)) for side in pooled)
+        branches = (nn.Sequential(nn.AdaptiveAvgPool2d(side), conv_bn_relu(channels, width, 1)) for side in pooled)
         self.branches = nn.ModuleList(branches)
-        self.fuse = conv_norm(channels + len(pooled) * width, width, 3)
+        self.fuse = conv_bn_relu(channels + len(pooled) * width, width, 3)
 
     def forward(self, grid: Tensor) -> Tensor:
         """Return a (B, width, H, W) feature map from a (B, channels, H, W) feature map."""
@@ -85,14 +85,14 @@ class FcnHead(nn.Module):
 
     def __init__(self, channels: int, n_classes: int, width: int = 256, dropout: float = 0.1) -> None:
         super().__init__()
-        self.layers = nn.Sequential(conv_norm(channels, width, 3), pixel_classifier(width, n_classes, dropout))
+        self.layers = nn.Sequential(conv_bn_relu(channels, width, 3), pixel_classifier(width, n_classes, dropout))
 
     def forward(self, grid: Tensor) -> Tensor:
         """Return (B, K, H, W) logits from a (B, channels, H, W) feature map."""
         return self.layers(grid)
 
 
-def conv_norm(in_channels: int, out_channels: int, kernel: int) -> nn.Sequential:
+def conv_bn_relu(in_channels: int, out_channels: int, kernel: int) -> nn.Sequential:
     """Return a convolution with "same" padding, a batch norm and a ReLU."""
     convolution = nn.Conv2d(in_channels, out_channels, kernel, padding=kernel // 2, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(out_channels), nn.ReLU(inplace=True))
@@ -143,7 +143,7 @@ class SegmentationNetwork(nn.Module):
         return positions[-1] if positions else 0
 
 
-def segmentation_network(
+def build_segmentation_network(
     spec: BackboneSpec, n_classes: int, width: int = 512, dropout: float = 0.1, drop_path_rate: float | None = None
 ) -> SegmentationNetwork:
     """Build a segmentation network with random weights, drawn from torch's global generator.

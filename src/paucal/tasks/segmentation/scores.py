@@ -122,7 +122,7 @@ def count_image_pixels(index: int, probabilities: Tensor, mask: Tensor, ignored:
     return PixelCounts(index, confusion.cpu().numpy().astype(np.int64), float(loss))
 
 
-def plain_scores(tallies: Iterable[PixelCounts]) -> dict[str, float]:
+def scores_without_intervals(tallies: Iterable[PixelCounts]) -> dict[str, float]:
     """Return the scores over a set of images, without intervals; scores are NaN if no pixel is labelled."""
     rows = _sort_by_image(tallies)
     scores, pixels = PixelScores([row.confusion for row in rows]), sum(row.pixels for row in rows)
@@ -142,7 +142,7 @@ def segmentation_report(
     `groups` has the group of each image of the data set; if given, the bootstrap draws whole groups.
     """
     rows = _sort_by_image(tallies)
-    values, scores = plain_scores(rows), PixelScores([row.confusion for row in rows])
+    values, scores = scores_without_intervals(rows), PixelScores([row.confusion for row in rows])
     row_groups = None if groups is None else groups[[row.index for row in rows]]
     bootstrap = Bootstrap(seed, BOOTSTRAP_DRAWS, multinomial=True, groups=row_groups)
     by_class, means, accuracies = bootstrap.scores([scores.iou, scores.mean_iou, scores.accuracy], len(rows))

@@ -47,7 +47,7 @@ def pixel_probabilities(network: nn.Module, image: Tensor, options: WindowOption
     device.
     """
     total, height, width = None, image.shape[-2], image.shape[-1]
-    fit_scale = fitting_scale((height, width), options.resize_to)
+    fit_scale = scale_to_fit((height, width), options.resize_to)
     for scale, mirrored in product(options.scales, (False, True) if options.mirror else (False,)):
         size = (max(1, round(height * fit_scale * scale)), max(1, round(width * fit_scale * scale)))
         view = image.flip(-1) if mirrored else image
@@ -102,7 +102,7 @@ def window_starts(length: int, window: int, overlap: float) -> list[int]:
     return [min(index * stride, length - window) for index in range(count + 1)]
 
 
-def fitting_scale(size: Size, sides: Size | None) -> float:
+def scale_to_fit(size: Size, sides: Size | None) -> float:
     """Return the factor that scales an image to the largest size within `sides` (in pixels); 1 if `sides` is None.
 
     Example:

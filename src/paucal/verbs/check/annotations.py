@@ -28,7 +28,7 @@ from paucal.data.sources.folder import find_images
 from paucal.data.sources.opening import open_images
 from paucal.data.stores import FileStore
 from paucal.data.unreadable import verify_images
-from paucal.tasks.detection.images import MIN_BOX_SIDE, check_annotations
+from paucal.tasks.detection.images import MIN_BOX_SIDE, convert_annotations
 from paucal.tasks.segmentation.rules import DEEPEST_STRIDE, crop_side
 from paucal.types import UserError
 from paucal.verbs.check.settings import CheckSettings
@@ -187,7 +187,7 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
         return None if not is_requested and _has_classes(data) else _open_without_boxes(path, problem)
     refusal, other_kinds = [], []
     try:
-        boxed = check_annotations(tree, annotations).images
+        boxed = convert_annotations(tree, annotations).images
         other_kinds = findings_on_other_label_kinds(path, "detect") if settings.verb is None else []
     except UserError as problem:
         boxed, refusal = as_unlabelled_set(tree, annotations), [_refusal_finding(problem)]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paucal.methods.pretraining_settings import PretrainSettings
-from paucal.methods.training import unused_by
+from paucal.methods.training import unused_settings_of
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.resuming import CHANGEABLE
 from paucal.runs import RunFolder
@@ -85,7 +85,7 @@ class Grid:
         if self.verb != "train":
             return values
         methods = {name: values[name] for name in ("method", "add") if name in values}
-        unused = unused_by(TrainSettings(**methods)) - set(arm.settings)
+        unused = unused_settings_of(TrainSettings(**methods)) - set(arm.settings)
         return {name: value for name, value in values.items() if name not in unused}
 
     def write(self) -> None:

@@ -16,7 +16,7 @@ from paucal.runner.images import open_undecoded
 from paucal.runner.job import AnyJob, RunSetup
 from paucal.runner.time_budget import TimedJob, parse_duration, seconds_per_step
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.tuning import seconds_per_image
+from paucal.tasks.classification.auto_tune.tuning import measure_seconds_per_image
 from paucal.tasks.classification.job import TrainingJob
 from paucal.tasks.pretraining.job import PretrainingJob
 from paucal.training.trial_step import trial_steps
@@ -81,9 +81,9 @@ def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> Gri
         location = {name: settings[name] for name in ("data", "data_root", "download") if name in settings}
         return GridImages(verb, open_image_set(OpeningSettings(**location)))
     if verb == "detect":
-        from paucal.tasks.detection.images import open_boxed
+        from paucal.tasks.detection.images import open_boxed_images
 
-        boxed = open_boxed(settings["data"])
+        boxed = open_boxed_images(settings["data"])
 
         def boxes() -> Iterator[bytes]:
             for index in range(len(boxed.images)):
@@ -143,7 +143,7 @@ def seconds_of_run(job: AnyJob, setup: RunSetup[Any]) -> float:
         if settings.epochs is None:
             assert settings.time is not None  # without a number of epochs, there is a time budget
             return parse_duration(settings.time, "--time")
-        counts, image = setup.data.counts(), seconds_per_image(setup)
+        counts, image = setup.data.counts(), measure_seconds_per_image(setup)
         images = settings.epochs * (counts["train"] + counts["val"] / 3) + counts["test"] / 3
         return OVERHEAD_SECONDS + image * images
     if isinstance(job, TimedJob):

@@ -21,7 +21,7 @@ from paucal.data.shards.writing import encode_image
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.unreadable import ReportProgress
 from paucal.runner.images import open_undecoded, with_run_decode_options
-from paucal.tasks.detection.images import MIN_BOX_SIDE, check_annotations
+from paucal.tasks.detection.images import MIN_BOX_SIDE, convert_annotations
 from paucal.types import UserError
 from paucal.verbs.convert.settings import ConvertSettings
 from paucal.wording import counted
@@ -164,7 +164,7 @@ def unique_names(keys: Sequence[str]) -> list[str]:
 def _read_boxes(settings: ConvertSettings, path: Path, progress: ReportProgress) -> LabelledSet:
     tree, annotations = read_boxes(path)
     without_outlines = [replace(image, outlines=[]) for image in annotations.images]
-    boxed = check_annotations(tree, replace(annotations, images=without_outlines))
+    boxed = convert_annotations(tree, replace(annotations, images=without_outlines))
     numbers = dict(zip(boxed.classes, boxed.category_ids, strict=True))
     items = []
     for index, image in enumerate(annotations.images):

@@ -16,7 +16,7 @@ from paucal.runs import RunFolder, open_model_folder
 from paucal.tasks.detection.batches import EVAL_BATCH, evaluation_loader
 from paucal.tasks.detection.conclusion import evaluate_images, write_evaluation
 from paucal.tasks.detection.evaluation import MASK_PREFIX, format_score, require_coco_eval
-from paucal.tasks.detection.images import BoxedImages, open_boxed
+from paucal.tasks.detection.images import BoxedImages, open_boxed_images
 from paucal.tasks.detection.model import DetectorCard, load_detector
 from paucal.tasks.detection.network.detector import Detector
 from paucal.types import UserError
@@ -70,7 +70,7 @@ def _open_images(
     location = target if target is not None else run.settings.get("data")
     if not isinstance(location, str):
         raise UserError(f"{str(run.path)!r} does not name its training images: give DATA.")
-    boxed = with_classes(open_boxed(location), card.classes)
+    boxed = with_classes(open_boxed_images(location), card.classes)
     for note in boxed.images.notes if target is not None else ():
         console.say(f"note: {note}")
     with console.progress("reading images") as advance:

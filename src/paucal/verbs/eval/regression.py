@@ -18,7 +18,7 @@ from paucal.settings.shared import LabelledDataSettings
 from paucal.tasks.regression.evaluation import (
     evaluate_regression,
     format_regression_score,
-    interval_words,
+    interval_text,
     report_table,
     write_scores,
 )
@@ -64,7 +64,7 @@ def evaluate_regressor(model: str, data: Sequence[str], settings: EvalSettings, 
         raise UserError(f"{str(run.path)!r} does not name its training images: give DATA.")
     for target in data or [None]:
         all_images = _open_images(run, target, settings, regressor, console)
-        images, targets = read_targets(all_images, card_of(regressor).target, fewest=2)
+        images, targets = read_targets(all_images, card_of(regressor).target, min_targets=2)
         selection = choose_images(run, images, settings.part, target)
         print_notes(console, images, regressor.card.preprocessing.decode_options, selection)
         preprocess, indices = regressor.card.preprocessing, np.asarray(selection.positions, dtype=np.int64)
@@ -78,7 +78,7 @@ def evaluate_regressor(model: str, data: Sequence[str], settings: EvalSettings, 
         console.show(report_table(report))
         mae, interval = format_regression_score(report.scores["mae"], "mae")
         console.say(
-            f"{images.name}: MAE {mae} ({interval_words(interval, report)}); always "
+            f"{images.name}: MAE {mae} ({interval_text(interval, report)}); always "
             f"predicting the mean gives {report.baseline:.3g}; the predictions and {PLOT} are in {folder}"
         )
         results.append(NumberedSet(images.name, report, folder))

@@ -37,7 +37,7 @@ from paucal.wording import first_line
 _HEAD_KEY = re.compile(r"objective\.terms\.\d+\.(heads\..+)")
 
 
-def open_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
+def open_relative_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
     """Return the DrLoc loss term of a run with its trained heads; `model` is the model of the run."""
     if isinstance(name, TrainedModel):
         raise UserError(

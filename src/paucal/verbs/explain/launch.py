@@ -24,7 +24,12 @@ from paucal.settings.values import settings_from_keywords, with_settings_signatu
 from paucal.types import UserError
 from paucal.verbs.explain.attention import SINGLE_IMAGE_VIEWS, EntropyAccumulator, features_figures
 from paucal.verbs.explain.attribution import choose_method, class_numbers, explain_batch
-from paucal.verbs.explain.cells import localization_figures, matches_figures, open_localizer, open_patch_classifiers
+from paucal.verbs.explain.cells import (
+    localization_figures,
+    matches_figures,
+    open_patch_classifiers,
+    open_relative_localizer,
+)
 from paucal.verbs.explain.inputs import ExplainInput, file_stem, read_images
 from paucal.verbs.explain.settings import VIEWS, ExplainSettings, require_used_settings
 from paucal.verbs.explain.writing import FigureWriter, choose_output_folder
@@ -154,7 +159,7 @@ class _Drawer:
         self._model, self._views, self._method, self._settings = model, views, method, settings
         if set(views) & NEEDS_ATTENTION:
             require_attention(model.module)
-        self._localizer = open_localizer(name, model) if "localization" in views else None
+        self._localizer = open_relative_localizer(name, model) if "localization" in views else None
         self._token_views = (
             open_patch_classifiers(model, settings.teacher, settings.device) if "tokens" in views else None
         )

@@ -22,7 +22,7 @@ from paucal.runner.console import Console
 from paucal.runner.images import open_again
 from paucal.runner.resuming import typed_settings
 from paucal.runs import RunFolder
-from paucal.tasks.detection.images import open_boxed
+from paucal.tasks.detection.images import open_boxed_images
 from paucal.tasks.detection.model import load_detector
 from paucal.tasks.detection.network.one_image import OneImageDetector
 from paucal.tasks.detection.views import make_empty_target, make_evaluation_transform
@@ -190,7 +190,7 @@ class ExportableDetector:
         location = self.run.settings.get("data")
         if not isinstance(location, str):
             raise UserError(f"the run {str(self.run.path)!r} does not name its training images: give --data.")
-        images = open_boxed(location, outlines=False).images
+        images = open_boxed_images(location, outlines=False).images
         return images, read_split(self.run.split, images), None
 
 

@@ -26,7 +26,7 @@ from paucal.evaluation.seen_images import keys_with_seen_labels
 from paucal.labeling import DenseTeacher, write_maps
 from paucal.labeling.map_figure import draw_label_maps
 from paucal.labeling.published_maps import MAX_CLASSES, find_maps, mean_over_positions, read_map, read_maps
-from paucal.labeling.teacher import TeacherAccuracy, check_teacher
+from paucal.labeling.teacher import TeacherAccuracy, measure_teacher_accuracy
 from paucal.models.named import find_named, open_named
 from paucal.reading import expand_user_path
 from paucal.runner.console import Console, RecordingConsole
@@ -240,7 +240,7 @@ def _test_teacher(
     unseen = [index for index, key in enumerate(images.keys) if key not in trained_keys]
     candidates = np.asarray(unseen or range(len(images)), dtype=np.int64)
     sample = candidates[_sample_positions(len(candidates))]
-    return check_teacher(teacher.dense, reordered, sample, teacher.transform, device, batch_size)
+    return measure_teacher_accuracy(teacher.dense, reordered, sample, teacher.transform, device, batch_size)
 
 
 def _sample_positions(count: int) -> NDArray[np.int64]:

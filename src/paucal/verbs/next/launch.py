@@ -24,7 +24,7 @@ from paucal.runs import RunFolder
 from paucal.runs.folder import find_run_of_init
 from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
-from paucal.tasks.detection.pictures import sheet
+from paucal.tasks.detection.pictures import make_contact_sheet
 from paucal.types import UserError
 from paucal.verbs.convert.launch import write_set
 from paucal.verbs.convert.writing import LAYOUTS
@@ -148,7 +148,7 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
         path = expand_user_path(settings.sheet, "--sheet")
         captions = [f"{number}. {row.reason}" for number, row in enumerate(rows, 1)]
         pictures = [images.store.read(int(index)).convert("RGB") for index in indices]
-        write_atomically(path, sheet_writer(sheet(pictures, captions), path))
+        write_atomically(path, sheet_writer(make_contact_sheet(pictures, captions), path))
     if settings.to is not None and settings.folder is not None:
         content = replace(content, images=without_decoded_copies(content.images))
         write_set(content, LAYOUTS[settings.to], expand_user_path(settings.folder, "--folder"), console)

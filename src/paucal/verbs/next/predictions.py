@@ -127,7 +127,7 @@ class DetectorModel:
         return Predictions(unsure, stacked, stacked[:0], None, descriptions, [], content)
 
     def _describe(self, detections: Detections) -> str:
-        confident = detections.above(MIN_SHOWN_SCORE)
+        confident = detections.with_min_score(MIN_SHOWN_SCORE)
         names, counts = np.unique([self.card.classes[label] for label in confident.labels], return_counts=True)
         counted = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True)) or "no object"
         least_certain = sorted(detections.scores.tolist(), key=lambda score: abs(score - 0.5))[:1]

@@ -19,7 +19,7 @@ from paucal.runner.input_images import open_sources, read_all
 from paucal.runner.outputs import check_new_folder, refuse_inside_images
 from paucal.runs import RunFolder, open_model_folder
 from paucal.settings.options import check_ranges
-from paucal.tasks.detection.detections import EDGES, Detections, coco_document, rescale
+from paucal.tasks.detection.detections import EDGES, Detections, coco_json_text, rescale
 from paucal.tasks.detection.images import Boxes
 from paucal.tasks.detection.model import DetectorCard, load_detector
 from paucal.tasks.detection.network.detector import Detector
@@ -130,13 +130,13 @@ def find_objects(
     if outputs.format == "json":
         card = read_card(run, DetectorCard)
         keys, sizes = [row.path or "" for row in rows], [row.size for row in rows]
-        return coco_document(keys, sizes, [row.detections for row in rows], card.classes, card.category_ids)
-    return csv_text(HEADER, *([row.path, *cells] for row in rows for cells in object_cells(row)))
+        return coco_json_text(keys, sizes, [row.detections for row in rows], card.classes, card.category_ids)
+    return csv_text(HEADER, *([row.path, *cells] for row in rows for cells in object_table_rows(row)))
 
 
-def object_cells(row: Objects) -> list[list[str]]:
+def object_table_rows(row: Objects) -> list[list[str]]:
     """Return the CSV row of each confident detection, without the column "path"."""
-    confident = row.detections.above(MIN_SHOWN_SCORE)
+    confident = row.detections.with_min_score(MIN_SHOWN_SCORE)
     return [
         [row.classes[label], f"{score:.4f}", *(f"{value:.1f}" for value in box)]
         for box, score, label in zip(confident.boxes, confident.scores, confident.labels.tolist(), strict=True)

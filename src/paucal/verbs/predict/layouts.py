@@ -96,7 +96,7 @@ def item_of_detections(
     index: int, size: tuple[int, int], detections: Detections, classes: tuple[str, ...]
 ) -> LabelledImage:
     """Return an image with its confident detections as an item of a set; masks become compressed COCO run lengths."""
-    detections = detections.above(MIN_SHOWN_SCORE)
+    detections = detections.with_min_score(MIN_SHOWN_SCORE)
     outlines = [
         None if mask is None else {"size": list(mask["size"]), "counts": mask["counts"].decode("ascii")}
         for mask in detections.masks or [None] * len(detections)

@@ -28,7 +28,7 @@ from paucal.tasks.detection.model import load_detector
 from paucal.types import UserError
 from paucal.verbs.predict.annotating import annotate_video
 from paucal.verbs.predict.answers import Prediction, csv_cells, csv_header
-from paucal.verbs.predict.detection import HEADER, detect_image, object_cells, refuse_classifier_settings
+from paucal.verbs.predict.detection import HEADER, detect_image, object_table_rows, refuse_classifier_settings
 from paucal.verbs.predict.prediction_table import PredictionTable
 from paucal.verbs.predict.regression import COLUMNS, regression_cells, regression_rows
 from paucal.verbs.predict.settings import MovingSettings, OutputSettings, PredictSettings
@@ -60,7 +60,7 @@ class FramePredictor:
                 card.preprocessing.decode_options, side=None
             )  # boxes are in pixels of the original image
             self._predict_frames = lambda images: [
-                object_cells(detect_image(detector, card, None, image, device)) for image in images
+                object_table_rows(detect_image(detector, card, None, image, device)) for image in images
             ]
             return
         model = load_model(run, settings.device)

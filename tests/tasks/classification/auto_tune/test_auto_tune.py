@@ -28,7 +28,7 @@ from paucal.tasks.classification.assembly import PROCESSES_REMARK, assemble
 from paucal.tasks.classification.auto_tune import auto_tune as auto_tune_module
 from paucal.tasks.classification.auto_tune import first_model, head_race, refit, trials, tuning
 from paucal.tasks.classification.auto_tune.auto_tune import MAX_SCRATCH_EPOCHS
-from paucal.tasks.classification.auto_tune.first_model import find_affordable, pick_winner
+from paucal.tasks.classification.auto_tune.first_model import pick_fastest_good_candidate, select_affordable_candidates
 from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.record import EvaluatedModel
 from paucal.tasks.classification.auto_tune.trials import best_trial_index
@@ -246,7 +246,7 @@ def test_processes__that_are_several_tune_at_once_and_say_so(data):
 
 
 def test_memory__that_no_way_to_tune_fits_in_keeps_the_probe(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "seconds_per_image", no_memory)
+    monkeypatch.setattr(tuning, "measure_seconds_per_image", no_memory)
     console = RecordingConsole()
     result = started_from(data, tmp_path / "run", console, epochs=2)
     found = rungs_of(result.folder)
@@ -291,7 +291,7 @@ def test_race__takes_the_better_candidate(tmp_path, monkeypatch):
         for rung in rungs_of(result.folder)["race"]
     ]
     assert {rung.name for rung in race} == {first.name, second.name}
-    assert RunFolder(result.folder).settings["model"] == pick_winner(race).name
+    assert RunFolder(result.folder).settings["model"] == pick_fastest_good_candidate(race).name
 
 
 @pytest.mark.parametrize(("scores", "winner"), [((0.70, 0.75), "slow"), ((0.70, 0.72), "quick"), ((0.8, 0.7), "quick")])
@@ -300,14 +300,17 @@ def test_race__is_won_by_the_quickest_of_nearly_equal_ones(scores, winner):
         EvaluatedModel(name, score, seconds, {"images": 300})
         for name, score, seconds in zip(("quick", "slow"), scores, (5, 9), strict=True)
     )
-    assert pick_winner([slow, quick]).name == winner  # the standard error is 2.5 %
+    assert pick_fastest_good_candidate([slow, quick]).name == winner  # the standard error is 2.5 %
 
 
 def test_race__leaves_time_to_tune_the_winner():
     quick, slow = (EvaluatedModel(name, 0.7, seconds, {"images": 300}) for name, seconds in (("quick", 6), ("slow", 9)))
-    assert find_affordable([slow, quick], seconds=600, n_images=20_000) == [slow, quick]  # 600 and 400 seconds
-    assert find_affordable([slow, quick], seconds=500, n_images=20_000) == [quick]
-    assert find_affordable([slow, quick], seconds=100, n_images=20_000) == [quick]
+    assert select_affordable_candidates([slow, quick], seconds=600, n_images=20_000) == [
+        slow,
+        quick,
+    ]  # 600 and 400 seconds
+    assert select_affordable_candidates([slow, quick], seconds=500, n_images=20_000) == [quick]
+    assert select_affordable_candidates([slow, quick], seconds=100, n_images=20_000) == [quick]
 
 
 @pytest.mark.parametrize(
@@ -360,7 +363,7 @@ def test_race__is_left_out_where_a_larger_network_would_leave_no_time_to_tune(mo
 
 
 def test_time__plans_the_passes_that_fit(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(auto_tune_module, "seconds_per_image", lambda setup, threads: 1.0)
+    monkeypatch.setattr(auto_tune_module, "measure_seconds_per_image", lambda setup, choose_threads: 1.0)
     monkeypatch.setattr(RunClock, "_find_change", lambda *_: None)  # these steps are quicker than that
     small = {"model": "vit_mini", "model_args": ["depth=1", "embed_dim=16", "num_heads=2"], "img_size": [16]}
     result = started_from(data, tmp_path / "run", time="400s", init="none", **small)
@@ -380,7 +383,7 @@ def test_time__plans_the_passes_that_fit(data, tmp_path, monkeypatch):
 
 
 def test_time__that_does_not_suffice_for_a_pass_is_refused(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(auto_tune_module, "seconds_per_image", lambda setup, threads: 10.0)
+    monkeypatch.setattr(auto_tune_module, "measure_seconds_per_image", lambda setup, choose_threads: 10.0)
     with pytest.raises(UserError, match=r"--time is 1m, and one epoch of \d+ training images takes"):
         started_from(data, tmp_path / "run", time="1m", init="none", model="vit_mini")
 
@@ -455,7 +458,7 @@ def test_trials__keep_the_steps_and_the_size_that_they_were_begun_with(data, tmp
     monkeypatch.setattr(tuning, "run_trial", slower)
     assert isinstance(started_from(data, tmp_path / "run", epochs=1, batch_size=8), Stopped)
     monkeypatch.setattr(tuning, "TRIALS_FRACTION", 1e-9)  # as if the machine had become slow
-    monkeypatch.setattr(tuning, "seconds_per_image", lambda setup: 1e6)
+    monkeypatch.setattr(tuning, "measure_seconds_per_image", lambda setup: 1e6)
     resume(TrainingJob(), tmp_path / "run", SilentConsole())
     assert len(seen) == 4  # three ways, the second one twice
     assert all(one == seen[0] for one in seen)

@@ -164,7 +164,7 @@ def test_race__reads_stages_that_tell_the_classes_apart():
     staged = torch.cat([last, stages], 1)
     result = compare_heads(last, staged, labels, 3, strength=100.0)
     assert result.name in (*HEADS, MEAN_HEAD)
-    assert result.lead > result.error > 0
+    assert result.lead > result.lead_error > 0
     assert result.head is not None
     assert result.head.weight.shape == (3, 40)
     own = fit_head(last, labels, 3)

@@ -33,7 +33,7 @@ def stored_outputs(network, images, staged, frozen, max_bytes=1e9):
     with torch.inference_mode():
         features = torch.cat([resumable(images[:4]), resumable(images[4:])])
     resumable.close()
-    return features, resumable.stored(2.0)
+    return features, resumable.get_stored_outputs(2.0)
 
 
 @pytest.fixture(params=[name for name, *_ in NETWORKS])

@@ -16,7 +16,7 @@ from paucal.tasks.classification.auto_tune.paired_losses import calibrated_losse
 from paucal.tasks.classification.auto_tune.record import EvaluatedModel, TuneRecord
 from paucal.tasks.classification.auto_tune.trials import FAILED_LOSS, TuningPreset, best_trial_index, presets_for
 from paucal.tasks.classification.auto_tune.tuning import UNTRIED_SUFFIX, CostEstimate, choose_preset, equalise_trials
-from paucal.tasks.classification.optimization import optimization
+from paucal.tasks.classification.optimization import make_optimization
 from paucal.training import CosineWarmup, Plan
 
 
@@ -148,7 +148,7 @@ def test_presets__are_named_by_the_settings_that_are_left():
 def test_continuation__leaves_the_first_epochs_as_they_are_and_goes_on_at_a_low_rate():
     assert long_run_schedule(20, 3e-4) == {}
     long = TrainSettings(**long_run_schedule(50, 3e-4), epochs=50, lr=3e-4)
-    schedule = optimization(long, Plan(total_steps=500, steps_per_epoch=10)).schedule
+    schedule = make_optimization(long, Plan(total_steps=500, steps_per_epoch=10)).schedule
     usual = CosineWarmup(3e-4, horizon=200, warmup=20, start=3e-7, floor=3e-5)
     assert [schedule(step) for step in range(201)] == pytest.approx([usual(step) for step in range(201)])
     assert schedule(350) == schedule(500) == pytest.approx(3e-5)
@@ -186,7 +186,7 @@ def tried(monkeypatch):
 
     found = []
     monkeypatch.setattr(tuning, "_list_presets", lambda setup: [CAREFUL, BOLD])
-    monkeypatch.setattr(tuning, "is_timed", lambda setup: True)
+    monkeypatch.setattr(tuning, "is_length_timed", lambda setup: True)
     monkeypatch.setattr(tuning, "_image_seconds", lambda state, preset, side: state.epoch / 100)
     monkeypatch.setattr(tuning, "_estimate_cost", lambda state, preset, count: CostEstimate([160], state.epoch, 20))
     monkeypatch.setattr(tuning, "_load_or_run_trial", stop)
@@ -218,7 +218,7 @@ def test_choose_way__goes_on_as_it_was_begun(tried):
 
 def of_any_size(monkeypatch, folder: Path, left: float, unlabelled: EvaluatedModel | None = None) -> Any:
     """Return what choosing a size asks of a run, whose epochs take 10 seconds at 240 pixels."""
-    monkeypatch.setattr(tuning, "is_timed", lambda setup: True)
+    monkeypatch.setattr(tuning, "is_length_timed", lambda setup: True)
     monkeypatch.setattr(tuning, "is_automatic_setting", lambda setup, name: True)
     monkeypatch.setattr(tuning, "_supports_any_size", lambda setup: True)
     monkeypatch.setattr(tuning, "_image_seconds", lambda state, preset, side: 0.1 * (side[0] / 240) ** 2)
@@ -262,7 +262,7 @@ def test_trial__after_one_that_a_load_made_shorter_is_as_short(monkeypatch):
         return EvaluatedModel(preset.name, 0.6, 20.0, {"steps": steps})
 
     monkeypatch.setattr(tuning, "run_trial", run_trial)
-    monkeypatch.setattr(tuning, "is_timed", lambda setup: True)
+    monkeypatch.setattr(tuning, "is_length_timed", lambda setup: True)
     monkeypatch.setattr(tuning, "_prepare_head", lambda state, side: None)
     tried = tuning._load_or_run_trial(state, BOLD, CostEstimate([224], epoch_seconds=52.0, steps=30))
     assert (asked[0][0], tried.details["planned"]) == (15, 30)
@@ -270,6 +270,6 @@ def test_trial__after_one_that_a_load_made_shorter_is_as_short(monkeypatch):
     assert (found.step, found.evaluation, found.most_steps) == (1.0, 2.0, 15)
     assert found.budget == 1.5 * (15 * 1.0 + 2.0) + 5.0
     assert (found.spent, found.closing) == (0.0, 0.0)
-    monkeypatch.setattr(tuning, "is_timed", lambda setup: False)
+    monkeypatch.setattr(tuning, "is_length_timed", lambda setup: False)
     tuning._load_or_run_trial(state, BOLD, CostEstimate([224], epoch_seconds=52.0, steps=30))
     assert asked[1][1] is None

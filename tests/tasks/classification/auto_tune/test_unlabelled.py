@@ -26,7 +26,7 @@ from paucal.tasks.classification import checks, finishing
 from paucal.tasks.classification.assembly import assemble
 from paucal.tasks.classification.auto_tune import first_model, head_race, refit, unlabelled_head
 from paucal.tasks.classification.auto_tune import unlabelled as step
-from paucal.tasks.classification.auto_tune.head_race import HeldOutLogits, read_held_out
+from paucal.tasks.classification.auto_tune.head_race import HeldOutLogits, read_held_out_logits
 from paucal.tasks.classification.auto_tune.heads import fit_gaussian, fit_soft_gaussian
 from paucal.tasks.classification.auto_tune.probe import fit_logistic_regression
 from paucal.tasks.classification.auto_tune.record import EvaluatedModel, TuneRecord
@@ -218,7 +218,7 @@ def test_run__reads_them_again_with_the_tuned_network_and_fits_a_head_to_its_fea
     if not stored:
         monkeypatch.setattr(step, "max_activation_bytes", lambda _: 0)
     if most is not None:
-        monkeypatch.setattr(step, "_count_reread", lambda *_: most)
+        monkeypatch.setattr(step, "_count_images_to_reread", lambda *_: most)
     if not staged:  # as in a network without maps of stages
         for module in (first_model, refit):
             monkeypatch.setattr(module, "last_stage_poolings", lambda *_: ())
@@ -315,7 +315,7 @@ def test_count_reread__leaves_most_of_the_time_for_tuning_and_more_where_labels_
     state = SimpleNamespace(
         record=SimpleNamespace(budget=budget), setup=setup, image_seconds=0.2, seconds_left=lambda: left
     )
-    assert step._count_reread(state, 500) == images
+    assert step._count_images_to_reread(state, 500) == images
 
 
 def left_out(console):
@@ -378,7 +378,7 @@ def test_run__of_fewer_features_than_images_stores_positions_among_all(data, tmp
     result = started_from(few, tmp_path / "run", console, time="10m", **more)
     assert "note: the time allows features of 6 of the 18 training images" in console.lines
     assert (rungs_of(result.folder)["unlabelled"] is not None) == unlabelled
-    held_out = read_held_out(RunFolder(result.folder))
+    held_out = read_held_out_logits(RunFolder(result.folder))
     assert len(held_out.rows.unique()) == 6
     labels = torch.from_numpy(open_images(few).labels)  # all images train
     torch.testing.assert_close(labels[held_out.rows], held_out.labels)

@@ -49,7 +49,7 @@ def batch(boxes: bool = True) -> BoxBatch:
             torch.tensor([0, 2]) if boxes else torch.zeros(0, dtype=torch.int64),
             torch.zeros(0, dtype=torch.int64),
         ],
-        originals=torch.tensor([[192, 200], [80, 90]]),
+        original_sizes=torch.tensor([[192, 200], [80, 90]]),
     )
 
 

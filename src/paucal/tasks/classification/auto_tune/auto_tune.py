@@ -23,9 +23,9 @@ from paucal.tasks.classification.auto_tune.state import (
     TuneState,
     cannot_evaluate_tuning,
     is_automatic_setting,
-    is_timed,
+    is_length_timed,
 )
-from paucal.tasks.classification.auto_tune.tuning import choose_preset, seconds_per_image, settings_to_store
+from paucal.tasks.classification.auto_tune.tuning import choose_preset, measure_seconds_per_image, settings_to_store
 from paucal.tasks.classification.auto_tune.unlabelled import learn_from_unlabelled
 from paucal.training import TimePlan
 from paucal.types import UserError
@@ -69,7 +69,7 @@ def _choose_epochs_without_probe(state: TuneState) -> None:
     if state.record.candidates:
         state.console.say(f"note: {setup.settings.model} has no linear classifier, so it is fine-tuned without a probe")
     counts = setup.data.counts()
-    image_seconds = seconds_per_image(setup, threads=True) / setup.settings.processes
+    image_seconds = measure_seconds_per_image(setup, choose_threads=True) / setup.settings.processes
     epoch_seconds = image_seconds * (counts["train"] + counts["val"] / 3)
     state.image_seconds = image_seconds / 3
     if setup.settings.epochs is not None:
@@ -95,18 +95,18 @@ def _fit_probe_and_choose_preset(state: TuneState) -> bool:
         compare_candidates(state)
     fit_probe(state)
     learn_from_unlabelled(state)
-    state.first = None  # frees memory for tuning
+    state.first_model = None  # frees memory for tuning
     counts = state.setup.data.counts()
     if state.setup.settings.epochs == 0:
-        return _keep_probe(state, "--epochs 0: the probe is the final model")
+        return _end_with_probe(state, "--epochs 0: the probe is the final model")
     if cannot_evaluate_tuning(state.setup):
         reason = f"{counts['train']} training images" if counts["val"] else "no validation images"
         reason += ": the probe is the final model, as validation could not show whether tuning helps"
-        return _keep_probe(state, reason)
+        return _end_with_probe(state, reason)
     choose_training_precision(state)
     preset_and_cost = choose_preset(state)
     if preset_and_cost is None:
-        return _keep_probe(state, f"{_describe_shortage(state)}: the probe is the final model")
+        return _end_with_probe(state, f"{_describe_shortage(state)}: the probe is the final model")
     preset, cost = preset_and_cost
     state.plan_for_preset(preset.settings)
     epochs = state.setup.settings.epochs
@@ -120,7 +120,7 @@ def _fit_probe_and_choose_preset(state: TuneState) -> bool:
 def _choose_thread_count(setup: TrainingSetup) -> None:
     """Choose the fastest number of CPU threads for the run, if other programs use the same cores."""
     if cores_are_shared():
-        seconds_per_image(setup, threads=True)
+        measure_seconds_per_image(setup, choose_threads=True)
 
 
 def _describe_shortage(state: TuneState) -> str:
@@ -144,7 +144,7 @@ def _store_run_length(
     `epoch_seconds` includes the validation. `pixel_ratio` is the number of pixels of a training image, divided by the
     number of pixels of an image of the probe. `max_epochs` applies to runs with a time budget.
     """
-    timed = is_timed(state.setup)
+    timed = is_length_timed(state.setup)
     if timed and state.record.candidates:
         schedule = long_run_schedule(epochs, changes.get("lr", state.setup.settings.lr))
         changes = {
@@ -160,14 +160,14 @@ def _store_run_length(
         plan = f"{counted(epochs, 'epoch')}, as given"
     else:
         plan = reasons["epochs"] = _describe_length(epochs, epoch_seconds, seconds_left, max_epochs)
-    state.adopt(setup, reasons)
+    state.replace_setup(setup, reasons)
     time_plan = None
     if timed:
         eval_seconds, steps = state.eval_seconds(pixel_ratio), setup.plan.steps_per_epoch
         closing_seconds = state.final_eval_seconds(pixel_ratio) + REPORT_SECONDS * measure_slowdown()
         time_plan = TimePlan(
             budget=state.record.budget,
-            spent=state.spent,
+            spent=state.spent_seconds,
             closing=closing_seconds,
             step=(epoch_seconds - eval_seconds) / steps,
             evaluation=eval_seconds,
@@ -200,8 +200,8 @@ def long_run_schedule(epochs: int, lr: float) -> dict[str, Any]:
     return {"schedule_epochs": COSINE_EPOCHS, "warmup_epochs": warmup, "min_lr": CONSTANT_RATE * lr}
 
 
-def _keep_probe(state: TuneState, reason: str) -> bool:
-    state.adopt(state.reassemble(epochs=0, freeze_epochs=0), {"epochs": reason})
+def _end_with_probe(state: TuneState, reason: str) -> bool:
+    state.replace_setup(state.reassemble(epochs=0, freeze_epochs=0), {"epochs": reason})
     state.console.say(f"plan: {reason}")
     state.save(plan=reason, tune=False)
     return True

@@ -28,7 +28,7 @@ from paucal.tasks.classification.auto_tune.head_race import (
     MAX_RACE_IMAGES,
     HeadComparison,
     compare_heads,
-    store_held_out,
+    store_held_out_logits,
 )
 from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.learning_curve import measure_learning_curve, write_curve
@@ -100,7 +100,7 @@ def compare_candidates(state: TuneState) -> None:
         steps.append(
             EvaluatedModel(name, head.cross_validated or 0.0, time.monotonic() - start_time, {"images": len(rows)})
         )
-        if _affordable_winner(state, steps).name == name and trial_setup is not setup:
+        if _best_affordable_candidate(state, steps).name == name and trial_setup is not setup:
             state.setup = trial_setup
         # Estimate the next candidate's time from the last candidate's, since timing a few images says little on a busy
         # machine.
@@ -109,17 +109,17 @@ def compare_candidates(state: TuneState) -> None:
     format_score = setup.data.primary_metric.format_score
     scores = ", ".join(f"{step.name} {format_score(step.score)} in {step.seconds:.0f} s" for step in steps)
     state.console.say(f"candidates on {len(rows)} training images, cross-validated: {scores}")
-    winner = _affordable_winner(state, steps)
+    winner = _best_affordable_candidate(state, steps)
     if state.setup.settings.model != winner.name:
         state.setup = state.reassemble(model=winner.name)
     _time_forward_pass(state)
     reason = (
         f"best of {counted(len(steps), 'candidate')} on {len(rows)} training images; the fastest of nearly equal ones"
     )
-    if winner != (best := pick_winner(steps)):
+    if winner != (best := pick_fastest_good_candidate(steps)):
         reason = f"best of {len(steps)} candidates that leaves time for tuning"
         state.console.say(f"note: {best.name} would leave no time for tuning; continuing with {winner.name}")
-    state.adopt(state.setup, {"model": reason})
+    state.replace_setup(state.setup, {"model": reason})
     state.save(candidate_scores=tuple(steps))
 
 
@@ -133,7 +133,7 @@ def _choose_candidate_rows(state: TuneState) -> Tensor | None:
     rows = stratified_sample(_training_labels(state.setup), MAX_CANDIDATE_IMAGES, state.setup.settings.seed)
     candidate_seconds = state.image_seconds * len(rows)
     larger_run_seconds = NEXT_TIME_RATIO * state.image_seconds * _count_forward_passes(state)
-    leaves_no_time = state.record.budget and larger_run_seconds > state.record.budget - state.spent
+    leaves_no_time = state.record.budget and larger_run_seconds > state.record.budget - state.spent_seconds
     takes_too_long = candidate_seconds * (1 + NEXT_TIME_RATIO) > _max_comparison_seconds(state)
     return None if leaves_no_time or takes_too_long else rows
 
@@ -146,10 +146,14 @@ def _max_comparison_seconds(state: TuneState) -> float:
     return min(MAX_CANDIDATE_SECONDS, MAX_CANDIDATE_FRACTION * state.record.budget or MAX_CANDIDATE_SECONDS)
 
 
-def _affordable_winner(state: TuneState, steps: Sequence[EvaluatedModel]) -> EvaluatedModel:
-    """Return the best of the candidates that leave time for `MIN_EPOCHS_AFTER` epochs of tuning; see `pick_winner`."""
+def _best_affordable_candidate(state: TuneState, steps: Sequence[EvaluatedModel]) -> EvaluatedModel:
+    """Return the best of the candidates that leave time for `MIN_EPOCHS_AFTER` epochs of tuning."""
     budget = state.record.budget
-    return pick_winner(find_affordable(steps, budget - state.spent, _count_forward_passes(state)) if budget else steps)
+    return pick_fastest_good_candidate(
+        select_affordable_candidates(steps, budget - state.spent_seconds, _count_forward_passes(state))
+        if budget
+        else steps
+    )
 
 
 def _count_forward_passes(state: TuneState) -> float:
@@ -158,7 +162,9 @@ def _count_forward_passes(state: TuneState) -> float:
     return sum(counts.values()) + MIN_EPOCHS_AFTER * TRAINING_COST * counts["train"]
 
 
-def find_affordable(steps: Sequence[EvaluatedModel], seconds: float, n_images: float) -> Sequence[EvaluatedModel]:
+def select_affordable_candidates(
+    steps: Sequence[EvaluatedModel], seconds: float, n_images: float
+) -> Sequence[EvaluatedModel]:
     """Return the candidates that can process `n_images` images in `seconds` seconds, or else the fastest candidate.
 
     On 5,000 small images, a network that was 50 % slower and five points better left no time for tuning: its test
@@ -168,7 +174,7 @@ def find_affordable(steps: Sequence[EvaluatedModel], seconds: float, n_images: f
     return fast_enough or [min(steps, key=lambda step: step.seconds)]
 
 
-def pick_winner(steps: Sequence[EvaluatedModel]) -> EvaluatedModel:
+def pick_fastest_good_candidate(steps: Sequence[EvaluatedModel]) -> EvaluatedModel:
     """Return the fastest candidate with a score within a standard error of the best, to save time for tuning."""
     best = max(steps, key=lambda step: step.score)
     error = math.sqrt(best.score * (1 - best.score) / best.details["images"])
@@ -218,7 +224,9 @@ def _announce_first_model(state: TuneState) -> None:
     if state.candidate_rows is not None:
         text += f", and up to {format_duration(_max_comparison_seconds(state))} more to compare weights"
     if budget:
-        text += f"; the whole run at most {format_duration(budget)}, until {end_time_text(budget - state.spent)}"
+        text += (
+            f"; the whole run at most {format_duration(budget)}, until {end_time_text(budget - state.spent_seconds)}"
+        )
     state.console.say(text)
 
 
@@ -234,8 +242,8 @@ def fit_probe(state: TuneState) -> None:
         return
     setup, start_time = state.setup, time.monotonic()
     fitted = learn_from_teacher(state, fit_probe_head(state, setup, "first model: features", race=True))
-    state.first = fitted if setup.settings.unlabelled else None
-    state.image_seconds = fitted.image_seconds  # measured on more images than before
+    state.first_model = fitted if setup.settings.unlabelled else None
+    state.image_seconds = fitted.seconds_per_image  # measured on more images than before
     classifier = linear_classifier(setup.objective.deployable())
     if classifier is not None:
         fitted.head.copy_to(classifier)
@@ -244,7 +252,7 @@ def fit_probe(state: TuneState) -> None:
     if fitted.race.head is not None:
         network, card = copy_with_head(network, card, fitted.race.head, staged=True)
     if fitted.race.held_out is not None and not len(setup.data.split_indices("val")):
-        store_held_out(state.run, fitted.race.held_out, fitted.rows)
+        store_held_out_logits(state.run, fitted.race.held_out, fitted.rows)
         if setup.settings.calibrate == "temperature":
             card = card.at_temperature(fitted.race.held_out.temperature)
     if fitted.curve is not None:
@@ -268,7 +276,7 @@ def fit_probe(state: TuneState) -> None:
     images_of_score = "validation images" if len(setup.data.split_indices("val")) else "held-out training images"
     score = setup.data.primary_metric.format_score(fitted.score, images_of_score)
     state.console.say(
-        f"first model after {format_duration(state.spent)}: {score} "
+        f"first model after {format_duration(state.spent_seconds)}: {score} "
         f"(a linear head on frozen features of {fitted.n_images} images, {fitted.race.name}); the model is ready for "
         f"use in {state.run.path}"
     )
@@ -312,7 +320,7 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
         )
     image_seconds = (time.perf_counter() - start_time) / max(len(indices), 1) * state.precision.speed
     labels, count = all_labels[indices], len(rows)
-    last, groups = features[:, : classifier_width(network)], training_groups(data, rows)
+    last, groups = features[:, : classifier_in_features(network)], training_groups(data, rows)
     # Fits to few images multiply many small matrices, for which several threads are slower on a busy machine.
     with threadpool_limits(1 if count <= MAX_COMPARED else None):
         head = fit_head(last[:count], labels[:count], len(card.classes), settings.seed, groups=groups)
@@ -349,7 +357,7 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
         staged=staged,
         rows=rows,
         score=score or 0.0,
-        image_seconds=image_seconds,
+        seconds_per_image=image_seconds,
         race=result,
         race_seconds=race_seconds,
         curve=curve,
@@ -363,7 +371,7 @@ def training_groups(data: SplitImages, rows: Tensor) -> Tensor | None:
     return None if groups is None else torch.from_numpy(groups[data.split_indices("train")])[rows]
 
 
-def classifier_width(network: nn.Module) -> int | None:
+def classifier_in_features(network: nn.Module) -> int | None:
     """Return the number of input features of the network's linear classifier; None if there is no such classifier."""
     classifier = linear_classifier(network)
     return None if classifier is None else classifier.in_features

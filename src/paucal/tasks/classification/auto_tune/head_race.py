@@ -52,7 +52,7 @@ class HeadComparison:
         head: Best head, on the last features and the pooled last stages; None if the `DEFAULT_HEAD` is best.
         losses: Cross-validated cross-entropy by name of the head, in nats.
         lead: Cross-entropy of `DEFAULT_HEAD` minus the cross-entropy of the best other head, in nats.
-        error: Standard error of the lead, in nats.
+        lead_error: Standard error of the lead, in nats.
         held_out: Cross-validated logits of the best head; None if there are too few images.
         mixture: Weight of each head's logits in the logits of the best head; empty for `DEFAULT_HEAD`.
     """
@@ -61,7 +61,7 @@ class HeadComparison:
     head: Head | None = None
     losses: Mapping[str, float] = field(default_factory=dict)
     lead: float = 0.0
-    error: float = 0.0
+    lead_error: float = 0.0
     held_out: "HeldOutLogits | None" = None
     mixture: Mapping[str, float] = field(default_factory=dict)
 
@@ -91,7 +91,7 @@ class HeldOutLogits:
         return self.logits.argmax(2) == self.labels
 
 
-def store_held_out(run: RunFolder, held_out: HeldOutLogits, train_rows: Tensor) -> None:
+def store_held_out_logits(run: RunFolder, held_out: HeldOutLogits, train_rows: Tensor) -> None:
     """Store cross-validated logits in the run folder, with their rows as indices into all training images.
 
     `train_rows` holds the (N,) indices of the cross-validated images in all training images.
@@ -100,15 +100,15 @@ def store_held_out(run: RunFolder, held_out: HeldOutLogits, train_rows: Tensor) 
     save_weights(run.path / HELD_OUT_FILE, {**values, "folds": torch.tensor(held_out.folds)})
 
 
-def read_held_out(run: RunFolder) -> HeldOutLogits:
+def read_held_out_logits(run: RunFolder) -> HeldOutLogits:
     """Read stored cross-validated logits, whose rows are indices into all training images."""
     arrays = read_weights(run.path / HELD_OUT_FILE)
     return HeldOutLogits(arrays["rows"], arrays["logits"], arrays["labels"], int(arrays["folds"]))
 
 
 def compare_heads(  # noqa: PLR0913 (callers pass different options)
-    last: Tensor,
-    staged: Tensor,
+    last_features: Tensor,
+    staged_features: Tensor,
     labels: Tensor,
     n_classes: int,
     strength: float,
@@ -119,10 +119,10 @@ def compare_heads(  # noqa: PLR0913 (callers pass different options)
 ) -> HeadComparison:
     """Compare heads by cross-validation on training images, and fit the best head to all training images.
 
-    `last` are the (N, D) last features, `staged` (N, D + S) last features followed by pooled last stages, and `labels`
-    (N,) classes in [0, K). `strength` is the L2 penalty of the logistic regression on the last features; if `heads` is
-    empty, this regression is cross-validated but not compared. At most `max_images` are used. `groups` are (N,) groups
-    whose images stay in one fold; None for independent images.
+    `last_features` are the (N, D) last features, `staged_features` (N, D + S) last features followed by pooled last
+    stages, and `labels` (N,) classes in [0, K). `strength` is the L2 penalty of the logistic regression on the last
+    features; if `heads` is empty, this regression is cross-validated but not compared. At most `max_images` are used.
+    `groups` are (N,) groups whose images stay in one fold; None for independent images.
     """
     counts = labels.bincount(minlength=n_classes)
     if int((counts > 1).sum()) < 2:
@@ -139,12 +139,12 @@ def compare_heads(  # noqa: PLR0913 (callers pass different options)
     def compute_logits(features: Tensor, fit: FitHead) -> Tensor:
         return held_out_logits(features, labels[rows], n_classes, fit, splits)[:, is_evaluated]
 
-    coordinates = standardise(staged[rows]).coordinates
+    coordinates = standardise(staged_features[rows]).coordinates
     logits = {name: compute_logits(coordinates, fit) for name, fit in heads.items()}
     mixtures = _candidate_mixtures(logits, truth)
     losses = {name: _mean_losses(_mix_logits(logits, mixture), truth) for name, mixture in mixtures.items()}
     fit_last = partial(fit_logistic_regression, strength=strength)
-    last_logits = compute_logits(standardise(last[rows]).coordinates, fit_last)
+    last_logits = compute_logits(standardise(last_features[rows]).coordinates, fit_last)
     temperature = best_temperature(last_logits, truth)
     last_held_out = HeldOutLogits(rows[is_evaluated], last_logits / temperature, truth, n_folds, temperature)
     losses[DEFAULT_HEAD] = _mean_losses(last_held_out.logits, truth)
@@ -155,9 +155,9 @@ def compare_heads(  # noqa: PLR0913 (callers pass different options)
     lead, error = float(leads.mean()), float(leads.std()) / math.sqrt(len(leads))
     means = {name: float(values.mean()) for name, values in losses.items()}
     if not lead > error:
-        return HeadComparison(losses=means, lead=lead, error=error, held_out=last_held_out)
+        return HeadComparison(losses=means, lead=lead, lead_error=error, held_out=last_held_out)
     held_out = HeldOutLogits(rows[is_evaluated], _mix_logits(logits, mixtures[best]), truth, n_folds)
-    weight, bias = fit_mixture(staged, labels, n_classes, mixtures[best], heads)
+    weight, bias = fit_mixture(staged_features, labels, n_classes, mixtures[best], heads)
     head = Head(weight, bias, DEFAULT_STRENGTH, float(held_out.is_correct.double().mean()))
     return HeadComparison(best, head, means, lead, error, held_out, mixtures[best])
 

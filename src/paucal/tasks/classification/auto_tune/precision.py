@@ -59,7 +59,7 @@ def choose_training_precision(state: TuneState) -> None:
         return
     reason = f"a step is {speed:.1f} times as fast in bfloat16 here, and the features agree"
     state.console.say(f"precision of tuning: bfloat16: {reason}")
-    state.adopt(state.reassemble(precision="bf16-mixed"), {"precision": reason})
+    state.replace_setup(state.reassemble(precision="bf16-mixed"), {"precision": reason})
 
 
 def _sample_batch(setup: TrainingSetup) -> Batch:

@@ -21,7 +21,11 @@ from paucal.evaluation.predictions import Predictions
 from paucal.models.card import ModelCard
 from paucal.runner.console import Console
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.first_model import classifier_width, compute_frozen_features, copy_with_head
+from paucal.tasks.classification.auto_tune.first_model import (
+    classifier_in_features,
+    compute_frozen_features,
+    copy_with_head,
+)
 from paucal.tasks.classification.auto_tune.head_race import DEFAULT_HEAD
 from paucal.tasks.classification.auto_tune.heads import HEADS, fit_mixture
 from paucal.tasks.classification.auto_tune.paired_losses import calibrated_losses
@@ -81,7 +85,7 @@ def refit_head(
         None if unlabelled is None else _compute_unlabelled_features(setup, network, console, unlabelled, staged)
     )
     row_labels, count, n_classes = labels[rows], len(train), len(card.classes)
-    last = features[:, : classifier_width(network)]
+    last = features[:, : classifier_in_features(network)]
     truth, groups = row_labels[count:], data.split.groups
     groups = None if groups is None else torch.from_numpy(groups[train])
 

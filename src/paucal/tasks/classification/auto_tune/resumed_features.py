@@ -123,7 +123,7 @@ class ResumableFeatureExtractor(nn.Module):
         self._n_stored += len(images)
         return features
 
-    def stored(self, speed: float) -> FrozenOutputs | None:
+    def get_stored_outputs(self, speed: float) -> FrozenOutputs | None:
         """Return the outputs of the frozen stages for all images; None if they are not stored.
 
         `speed` is the speed of the forward passes relative to float32; the network later continues in float32.

@@ -30,7 +30,7 @@ class FittedHead:
         staged: Whether `features` also has the pooled maps of the last stages, in columns after the last features.
         rows: (N,) indices into all training images.
         score: Score of the best head on the validation images; cross-validated if there are no validation images.
-        image_seconds: Seconds of a forward pass of one image through the frozen network in float32.
+        seconds_per_image: Seconds of a forward pass of one image through the frozen network in float32.
         race: Comparison with heads that also read the last stages; `race.head` is None if no such head is better.
         race_seconds: Seconds of the comparison.
         curve: Learning curve of the best head; None if no curve was measured.
@@ -42,7 +42,7 @@ class FittedHead:
     staged: bool
     rows: Tensor
     score: float
-    image_seconds: float
+    seconds_per_image: float
     race: HeadComparison = field(default_factory=HeadComparison)
     race_seconds: float = 0.0
     curve: LearningCurve | None = None
@@ -73,8 +73,8 @@ class TuneState:
         precision: Precision of the frozen features.
         candidate_rows: Indices of the training images on which the candidates are compared; None for no comparison.
         preset_freeze: `--freeze` of the tuning preset that is being considered, and later of the chosen preset.
-        first: First model with its features, kept for the step with unlabelled images; None if an earlier call fitted
-            the first model, or if the features are not needed.
+        first_model: First model with its features, kept for the step with unlabelled images; None if an earlier call
+            fitted the first model, or if the features are not needed.
     """
 
     run: RunFolder
@@ -86,10 +86,10 @@ class TuneState:
     precision: PrecisionChoice = FLOAT32
     candidate_rows: Tensor | None = None
     preset_freeze: str | int | None = None
-    first: FittedHead | None = None
+    first_model: FittedHead | None = None
 
     @property
-    def spent(self) -> float:
+    def spent_seconds(self) -> float:
         """Seconds spent on the run so far, including earlier calls of a resumed run."""
         return time.monotonic() - self.start_time
 
@@ -119,7 +119,7 @@ class TuneState:
 
     def seconds_left(self, pixel_ratio: float = 1.0) -> float:
         """Return the seconds left for training, after subtracting the reserved time and the final evaluations."""
-        return (1 - PLANNING_RESERVE) * self.record.budget - self.spent - self.final_eval_seconds(pixel_ratio)
+        return (1 - PLANNING_RESERVE) * self.record.budget - self.spent_seconds - self.final_eval_seconds(pixel_ratio)
 
     def plan_for_preset(self, preset_settings: Mapping[str, Any]) -> None:
         """From now on, plan the time as if tuning used this preset, which decides which stages are frozen."""
@@ -127,7 +127,7 @@ class TuneState:
 
     def save(self, **changes: Any) -> None:
         """Change fields of the record, and store the record in the run folder."""
-        self.record = replace(self.record, **changes, spent=self.spent)
+        self.record = replace(self.record, **changes, spent=self.spent_seconds)
         self.record.write(self.run)
 
     def reassemble(self, **changes: Any) -> TrainingSetup:
@@ -140,7 +140,7 @@ class TuneState:
         new_setup = assemble(settings, kept_origins, self.console.progress, self.run, setup.data)
         return replace(new_setup, plan=replace(new_setup.plan, deadline=setup.plan.deadline))
 
-    def adopt(self, setup: TrainingSetup, reasons: Mapping[str, str]) -> None:
+    def replace_setup(self, setup: TrainingSetup, reasons: Mapping[str, str]) -> None:
         """Use a setup from now on, and store its settings.
 
         `reasons` has the reason for each setting that auto-tuning has chosen, by name of the setting.
@@ -152,7 +152,7 @@ class TuneState:
             self.run.write_json(START_FILE, setup.load_report.to_dict())
 
 
-def is_timed(setup: TrainingSetup) -> bool:
+def is_length_timed(setup: TrainingSetup) -> bool:
     """Return whether the time budget decides the length of the run."""
     return setup.tune_record is not None and setup.tune_record.budget > 0 and is_automatic_setting(setup, "epochs")
 

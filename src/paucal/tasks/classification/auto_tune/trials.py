@@ -24,7 +24,7 @@ from paucal.tasks.classification.auto_tune.paired_losses import (
 )
 from paucal.tasks.classification.auto_tune.record import EvaluatedModel
 from paucal.tasks.classification.loaders import make_val_predictor, train_loader, validation_scores
-from paucal.tasks.classification.optimization import optimization
+from paucal.tasks.classification.optimization import make_optimization
 from paucal.training import CosineWarmup, Outcome, Plan, Records, TimePlan, Validation, checkpoint_step, fit
 from paucal.training.failures import advise_on_memory_errors
 from paucal.types import UserError
@@ -44,10 +44,10 @@ class TuningPreset:
     settings: Mapping[str, Any]  # values of settings that the user did not give
     target_epochs: int = 6  # number of epochs that should fit in the time; if fewer fit, smaller images are used
 
-    def without(self, fixed: Collection[str]) -> "TuningPreset":
+    def without_settings(self, names: Collection[str]) -> "TuningPreset":
         """Return the preset without some settings, named after the remaining settings."""
-        remaining = {name: value for name, value in self.settings.items() if name not in fixed}
-        return replace(self, name=_name_preset(remaining, "freeze" not in fixed), settings=remaining)
+        remaining = {name: value for name, value in self.settings.items() if name not in names}
+        return replace(self, name=_name_preset(remaining, "freeze" not in names), settings=remaining)
 
 
 def _name_preset(settings: Mapping[str, Any], tunes_all: bool) -> str:
@@ -152,14 +152,14 @@ def _fit_trial(
     return fit(
         setup.objective,
         lambda: train_loader(setup.data, setup.card.preprocessing, settings, plan, request, first_pass),
-        replace(optimization(settings, plan), schedule=schedule, average_decay=None),
+        replace(make_optimization(settings, plan), schedule=schedule, average_decay=None),
         plan,
         records,
         [*console.callbacks(), *callbacks],
     )
 
 
-def clear_trials(run: RunFolder) -> None:
+def remove_trial_checkpoints(run: RunFolder) -> None:
     """Remove the checkpoints of all trials; the scores are in the record."""
     shutil.rmtree(run.path / TRIALS_FOLDER, ignore_errors=True)
 

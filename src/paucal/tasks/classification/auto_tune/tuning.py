@@ -11,15 +11,15 @@ from paucal.runner.time_budget import seconds_per_step
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.first_model import fit_probe_head
 from paucal.tasks.classification.auto_tune.record import EvaluatedModel
-from paucal.tasks.classification.auto_tune.state import TuneState, is_automatic_setting, is_timed
+from paucal.tasks.classification.auto_tune.state import TuneState, is_automatic_setting, is_length_timed
 from paucal.tasks.classification.auto_tune.stored_heads import head_file_name, save_head
 from paucal.tasks.classification.auto_tune.trials import (
     MIN_STEPS,
     TRAINED_SECONDS,
     TuningPreset,
     best_trial_index,
-    clear_trials,
     presets_for,
+    remove_trial_checkpoints,
     run_trial,
 )
 from paucal.tasks.classification.auto_tune.unlabelled import has_few_labels
@@ -44,10 +44,10 @@ MAX_TIMED_IMAGES = 32  # maximum number of images in a timed batch
 TIMED_STEPS = 2  # number of timed steps, after one warm-up step
 
 
-def seconds_per_image(setup: TrainingSetup, threads: bool = False) -> float:
+def measure_seconds_per_image(setup: TrainingSetup, choose_threads: bool = False) -> float:
     """Measure the seconds that training takes per image, with reading, augmentation, forward and backward pass.
 
-    With `threads`, first choose the fastest number of threads, since other programs may use the same cores.
+    With `choose_threads`, first choose the fastest number of threads, since other programs may use the same cores.
     """
     settings, objective = setup.settings, setup.objective
     size = min(settings.batch_size_or_1, MAX_TIMED_IMAGES, max(2, len(setup.data.split_indices("train"))))
@@ -56,7 +56,7 @@ def seconds_per_image(setup: TrainingSetup, threads: bool = False) -> float:
     plan, request = replace(setup.plan, total_steps=TIMED_STEPS + 1, accumulate=1), objective.data_request
     batches: Any = train_loader(setup.data, setup.card.preprocessing, loader_settings, plan, request, first_pass=0)
     with trial_steps(objective.train(), device):
-        return seconds_per_step(objective, batches, device, settings.precision, tunes_threads=threads) / size
+        return seconds_per_step(objective, batches, device, settings.precision, tunes_threads=choose_threads) / size
 
 
 @dataclass(frozen=True)
@@ -113,16 +113,16 @@ def choose_preset(state: TuneState) -> tuple[TuningPreset, CostEstimate] | None:
     costs = [(preset, cost) for preset in presets if (cost := _estimate_cost(state, preset, len(presets))) is not None]
     if not costs:
         return None
-    if is_timed(state.setup):  # with given epochs, all presets and their trials have the same number of steps
+    if is_length_timed(state.setup):  # with given epochs, all presets and their trials have the same number of steps
         equal_costs = equalise_trials([cost for _, cost in costs], max(1, state.setup.plan.steps_per_epoch))
         costs = [(preset, cost) for (preset, _), cost in zip(costs, equal_costs, strict=True)]
     is_undecidable = not len(state.setup.data.split_indices("val")) or min(cost.steps for _, cost in costs) < MIN_STEPS
     if is_undecidable or len(costs) == 1:
         reason = "no time or images to try several presets" if is_undecidable and len(presets) > 1 else ""
-        return _skip_trials(state, *costs[0], reason)
+        return _prepare_untried_preset(state, *costs[0], reason)
     trials = [_load_or_run_trial(state, preset, cost) for preset, cost in costs]
     best = best_trial_index(trials, len(state.setup.data.split_indices("val")), [cost.image_size for _, cost in costs])
-    clear_trials(state.run)
+    remove_trial_checkpoints(state.run)
     preset, cost = costs[best]
     state.console.say(f"tuning continues with: {preset.name}")
     details, eval_seconds = trials[best].details, state.eval_seconds(cost.pixel_ratio)
@@ -147,7 +147,7 @@ def _too_short_for_trials(state: TuneState, presets: Sequence[TuningPreset]) -> 
     On 3,068 photographs and a slow core, three trials left time for three epochs at 160 pixels: the accuracy on the
     validation images was 91.9 %, against 94 % after six epochs at 224 pixels.
     """
-    if not is_timed(state.setup):
+    if not is_length_timed(state.setup):
         return False
     state.plan_for_preset(presets[0].settings)
     image_size = list(state.setup.settings.img_size)
@@ -167,10 +167,10 @@ def _epoch_seconds(state: TuneState, image_seconds: float, side: Sequence[int]) 
 def _use_first_preset(state: TuneState, preset: TuningPreset) -> tuple[TuningPreset, CostEstimate] | None:
     """Return the first preset without a trial; None if tuning with this preset does not fit in the remaining time."""
     cost = _estimate_cost(state, replace(preset, name=preset.name + UNTRIED_SUFFIX), 0)
-    return None if cost is None else _skip_trials(state, preset, cost, "no time to try several presets")
+    return None if cost is None else _prepare_untried_preset(state, preset, cost, "no time to try several presets")
 
 
-def _skip_trials(
+def _prepare_untried_preset(
     state: TuneState, preset: TuningPreset, cost: CostEstimate, reason: str
 ) -> tuple[TuningPreset, CostEstimate]:
     """Prepare the head for a preset that is used without a trial; return the preset and its cost."""
@@ -194,7 +194,7 @@ def _list_presets(setup: TrainingSetup) -> Sequence[TuningPreset]:
         presets = [preset for preset in presets if preset.settings.get("freeze") != "weights"]
     fixed_names |= {"freeze", "layer_decay"} if has_adapters else set()
     distinct: list[TuningPreset] = []
-    for preset in (preset.without(fixed_names) for preset in presets):
+    for preset in (preset.without_settings(fixed_names) for preset in presets):
         if preset.settings not in [other.settings for other in distinct]:
             distinct.append(preset)
     return distinct if len(distinct) > 1 else [replace(distinct[0], name="the given settings")]
@@ -225,7 +225,7 @@ def _load_or_run_trial(state: TuneState, preset: TuningPreset, cost: CostEstimat
 
 def _trial_time_limit(state: TuneState, cost: CostEstimate, steps: int) -> TimePlan | None:
     """Return the time limit of a trial; None if the run has no time budget."""
-    if not is_timed(state.setup):
+    if not is_length_timed(state.setup):
         return None
     eval_seconds = state.eval_seconds(cost.pixel_ratio)
     step_seconds = max(0.0, cost.epoch_seconds - eval_seconds) / max(1, state.setup.plan.steps_per_epoch)
@@ -249,7 +249,7 @@ def _estimate_cost(state: TuneState, preset: TuningPreset, n_trials: int) -> Cos
             return None
         side, epoch_seconds = size_and_seconds
         steps = per_epoch = max(1, state.setup.plan.steps_per_epoch)
-        if is_timed(state.setup):
+        if is_length_timed(state.setup):
             seconds = TRIALS_FRACTION / max(n_trials, 1) * state.seconds_left(_pixel_ratio(state, side))
             steps = int(seconds * per_epoch / max(epoch_seconds, 1e-9))
         state.save(tuning={**costs, preset.name: {"side": side, "epoch": epoch_seconds, "steps": steps}})
@@ -277,7 +277,7 @@ def _choose_image_size(state: TuneState, preset: TuningPreset, time_fraction: fl
     epochs and cost 4 points.
     """
     setup, counts = state.setup, state.setup.data.counts()
-    native, timed = list(setup.settings.img_size), is_timed(setup)
+    native, timed = list(setup.settings.img_size), is_length_timed(setup)
     uses_unlabelled = state.record.first_model is not state.record.probe and has_few_labels(setup)
     keeps_size = (
         uses_unlabelled or not timed or not is_automatic_setting(setup, "img_size") or not _supports_any_size(setup)
@@ -304,12 +304,12 @@ def _choose_image_size(state: TuneState, preset: TuningPreset, time_fraction: fl
     return best
 
 
-def list_image_sizes(native: Sequence[int], is_fixed: bool) -> list[list[int]]:
-    """Return the image sizes to try for tuning, largest first; only the probe's size `native` if the size is fixed."""
-    if is_fixed or len(native) > 1:
-        return [list(native)]
-    smaller = [round(fraction * native[0] / 32) * 32 for fraction in (0.72, 0.57)]
-    return [[native[0]], *([side] for side in smaller if 96 <= side < native[0])]
+def list_image_sizes(probe_size: Sequence[int], is_fixed: bool) -> list[list[int]]:
+    """Return the image sizes to try for tuning, largest first; only `probe_size` if the size is fixed."""
+    if is_fixed or len(probe_size) > 1:
+        return [list(probe_size)]
+    smaller = [round(fraction * probe_size[0] / 32) * 32 for fraction in (0.72, 0.57)]
+    return [[probe_size[0]], *([side] for side in smaller if 96 <= side < probe_size[0])]
 
 
 def _image_seconds(state: TuneState, preset: TuningPreset, side: list[int]) -> float | None:
@@ -326,7 +326,7 @@ def _image_seconds(state: TuneState, preset: TuningPreset, side: list[int]) -> f
 def _measure_seconds(state: TuneState, trial_setup: TrainingSetup, name: str) -> float | None:
     """Return the seconds per training image; if a step exceeds the memory, print a note and return None."""
     try:
-        return seconds_per_image(trial_setup)
+        return measure_seconds_per_image(trial_setup)
     except (RuntimeError, MemoryError) as problem:
         if not is_out_of_memory(problem):
             raise

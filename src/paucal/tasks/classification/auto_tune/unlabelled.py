@@ -17,13 +17,13 @@ from paucal.runner.loaders import eval_loader
 from paucal.runs.weights import MAX_WEIGHTS_BYTES, read_weights, save_weights
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.first_model import (
-    classifier_width,
+    classifier_in_features,
     compute_frozen_features,
     copy_with_head,
     fit_probe_head,
     training_groups,
 )
-from paucal.tasks.classification.auto_tune.head_race import store_held_out
+from paucal.tasks.classification.auto_tune.head_race import store_held_out_logits
 from paucal.tasks.classification.auto_tune.paired_losses import LOSSES_KEY, calibrated_losses
 from paucal.tasks.classification.auto_tune.probe import Head, score_head
 from paucal.tasks.classification.auto_tune.record import EvaluatedModel
@@ -80,7 +80,7 @@ def learn_from_unlabelled(state: TuneState) -> None:
     settings, start_time = state.setup.settings, time.monotonic()
     if settings.unlabelled is None or state.record.unlabelled is not None:
         return
-    first = state.first or fit_probe_head(state, state.setup, "features of the first model again", race=True)
+    first = state.first_model or fit_probe_head(state, state.setup, "features of the first model again", race=True)
     images, features = state.setup.data.images.select(np.empty(0, dtype=np.int64)), first.features[:0]
     frozen: FrozenOutputs | None = None
     reason = "too few labelled images to tell whether images without labels help"
@@ -105,8 +105,8 @@ def learn_from_unlabelled(state: TuneState) -> None:
     score = 0.0
     if race.weight is not None:
         score, losses = _save_first_model(state, first, race, images)
-        details |= {"kept": True, "read_again": _count_reread(state, len(images)), LOSSES_KEY: losses}
-        details |= _store_frozen(state, frozen)
+        details |= {"kept": True, "read_again": _count_images_to_reread(state, len(images)), LOSSES_KEY: losses}
+        details |= _store_frozen_outputs(state, frozen)
     _save_step(state, EvaluatedModel(STEP_NAME, score, time.monotonic() - start_time, details))
     text = f"{counted(len(images), 'image')} without labels"
     lead = f"a lead of {race.lead:.3f} ± {race.error:.3f} in cross-validated Brier score"
@@ -162,7 +162,7 @@ def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tenso
         features, frozen = _compute_features(state, first, images)
         tensors = {} if frozen is None else frozen.to_tensors()
         save_weights(path, {"features": features, "max_images": torch.tensor(max_images), **tensors})
-    is_similar = _in_distribution_mask(first, features, classifier_width(setup.objective.deployable()))
+    is_similar = _in_distribution_mask(first, features, classifier_in_features(setup.objective.deployable()))
     if not is_similar.all():
         n_unlike = int((~is_similar).sum())
         verb = "is" if n_unlike == 1 else "are"
@@ -172,7 +172,7 @@ def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tenso
     return images.select(np.flatnonzero(is_similar.numpy())), features[is_similar], frozen
 
 
-def _count_reread(state: TuneState, n_images: int, image_seconds: float | None = None) -> int:
+def _count_images_to_reread(state: TuneState, n_images: int, image_seconds: float | None = None) -> int:
     """Return how many of the `n_images` unlabelled images the tuned network reads again, to refit heads.
 
     `image_seconds` are the seconds per image; None for a forward pass of the whole network.
@@ -187,9 +187,9 @@ def _count_reread(state: TuneState, n_images: int, image_seconds: float | None =
     return min(n_images, max(0, int(seconds / max(image_seconds, 1e-9))))
 
 
-def _store_frozen(state: TuneState, frozen: FrozenOutputs | None) -> dict[str, Any]:
+def _store_frozen_outputs(state: TuneState, frozen: FrozenOutputs | None) -> dict[str, Any]:
     """Store the outputs of the frozen stages for the images that the tuned network will read again; return details."""
-    n_stored = 0 if frozen is None else _count_reread(state, len(frozen.activations), frozen.seconds)
+    n_stored = 0 if frozen is None else _count_images_to_reread(state, len(frozen.activations), frozen.seconds)
     if frozen is None or not n_stored:
         return {}
     rows = torch.from_numpy(evenly_spaced(len(frozen.activations), n_stored))
@@ -246,7 +246,7 @@ def _compute_features(state: TuneState, first: FittedHead, images: ImageSet) -> 
             try:
                 loader = eval_loader(data, rows, preprocess, setup.settings)
                 features = predict_in_order(resumable, loader, rows, setup.settings.device, advance, dtype)
-                frozen = resumable.stored(state.precision.speed)
+                frozen = resumable.get_stored_outputs(state.precision.speed)
             finally:
                 resumable.close()
     return features, frozen
@@ -296,7 +296,7 @@ def _save_first_model(
     store_unlabelled_list(state.run, images)
     val = torch.from_numpy(setup.data.split_indices("val"))
     if not len(val):
-        store_held_out(state.run, held_out, first.rows)
+        store_held_out_logits(state.run, held_out, first.rows)
         return accuracy, ()
     features, labels = first.features[first.n_images :], torch.from_numpy(setup.data.images.labels).long()[val]
     return score_head(head, features, labels), calibrated_losses(Predictions(val, head.scores(features), labels))

@@ -140,8 +140,8 @@ def compare_unlabelled_heads(
     features: Tensor,
     labels: Tensor,
     n_classes: int,
-    unlabelled: Tensor,
-    base: FitBase,
+    unlabelled_features: Tensor,
+    fit_base: FitBase,
     seed: int,
     groups: Tensor | None = None,
 ) -> UnlabelledHeadComparison:
@@ -151,12 +151,12 @@ def compare_unlabelled_heads(
         features: (N, D) raw features of the labelled images.
         labels: (N,) classes in [0, K). At least two classes have two images or more.
         n_classes: Number of classes K.
-        unlabelled: (U, D) raw features of the unlabelled images.
-        base: Function that fits the head to labelled images alone.
+        unlabelled_features: (U, D) raw features of the unlabelled images.
+        fit_base: Function that fits the head to labelled images alone.
         seed: Seed of the sample and of the folds.
         groups: (N,) groups whose images stay in one fold; None for independent images.
     """
-    pool, rows = compute_principal_axes(unlabelled), stratified_sample(labels, MAX_COMPARED, seed)
+    pool, rows = compute_principal_axes(unlabelled_features), stratified_sample(labels, MAX_COMPARED, seed)
     labelled_features, truth = features[rows], labels[rows]
     splits = repeated_folds(truth, seed, None if groups is None else groups[rows])
     is_evaluated, n_folds = find_scorable_images(truth, splits), len(splits[0])
@@ -166,7 +166,7 @@ def compare_unlabelled_heads(
     logits = {name: torch.empty(shape, dtype=torch.float64) for name in names}
     for repeat, split in enumerate(splits):
         for fit_rows, held_out_rows in split:
-            heads = fit_heads(labelled_features[fit_rows], truth[fit_rows], n_classes, pool, base)
+            heads = fit_heads(labelled_features[fit_rows], truth[fit_rows], n_classes, pool, fit_base)
             for name, (weight, bias) in heads.items():
                 logits[name][repeat, held_out_rows] = (labelled_features[held_out_rows] @ weight.T + bias).double()
     logits = {name: values[:, is_evaluated] for name, values in logits.items()}
@@ -183,7 +183,9 @@ def compare_unlabelled_heads(
     best = max(better, key=lambda name: float(held_out[name].is_correct.double().mean()))
     if GAUSSIAN_HEAD in better and len(labels) <= FEW_PER_CLASS * n_classes:
         best = GAUSSIAN_HEAD
-    weight, bias = (array / temperatures[best] for array in fit_heads(features, labels, n_classes, pool, base)[best])
+    weight, bias = (
+        array / temperatures[best] for array in fit_heads(features, labels, n_classes, pool, fit_base)[best]
+    )
     return UnlabelledHeadComparison(best, weight.float(), bias.float(), means, lead, error, held_out[best])
 
 

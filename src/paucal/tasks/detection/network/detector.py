@@ -132,7 +132,7 @@ MOBILENET_STRIDE, MOBILENET_CHANNELS = 32, (160, 960)  # stride in pixels; chann
 MOBILENET_STAGES = 7  # number of stages of timm's MobileNetV3-Large
 
 
-class LastBlocks(PyramidBackbone):
+class LastBlockMaps(PyramidBackbone):
     """The feature maps of torchvision's MobileNet detectors: outputs of two late blocks, both with stride 32.
 
     In timm's MobileNetV3-Large, these are the outputs of the first block with 160 channels and of the last block, which
@@ -179,7 +179,7 @@ def build_detector(
     """Build a detector with random weights from torch's global generator."""
     spec = replace(spec, pretrained=False)
     if options.maps == "last-blocks":
-        return Detector(LastBlocks(spec.build(drop_path_rate=drop_path_rate)), classes, options)
+        return Detector(LastBlockMaps(spec.build(drop_path_rate=drop_path_rate)), classes, options)
     stages = build_pyramid_backbone(spec, drop_path_rate, options.finest)
     if not stages.strides:
         raise UserError(

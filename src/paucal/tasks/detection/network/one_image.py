@@ -128,7 +128,9 @@ class OneImageDetector(nn.Module):
             levels.append(torch.full((n_candidates,), level))
         corners, all_scores = torch.cat(boxes), torch.cat(scores)
         usable = (corners[:, 2:] - corners[:, :2]).amin(1) >= MIN_PROPOSAL_SIDE
-        best, is_kept = _suppress(corners, all_scores, torch.cat(levels), usable, network.nms_thresh, n_kept)
+        best, is_kept = _nms_with_fixed_count(
+            corners, all_scores, torch.cat(levels), usable, network.nms_thresh, n_kept
+        )
         return corners[best] * is_kept[:, None]
 
     def _make_anchors(self, level: int, grid: Tensor, padded_size: Size) -> Tensor:
@@ -157,7 +159,9 @@ class OneImageDetector(nn.Module):
         corners, box_scores = clip_boxes_to_image(boxes.reshape(-1, 4), size), scores.reshape(-1)
         labels = torch.arange(classes).repeat(len(regions))
         usable = ((corners[:, 2:] - corners[:, :2]).amin(1) >= MIN_BOX_SIDE) & (box_scores > last.score_thresh)
-        best, is_kept = _suppress(corners, box_scores, labels, usable, last.nms_thresh, last.detections_per_img)
+        best, is_kept = _nms_with_fixed_count(
+            corners, box_scores, labels, usable, last.nms_thresh, last.detections_per_img
+        )
         columns = (corners[best] * is_kept[:, None], (box_scores[best] * is_kept)[:, None], labels[best][:, None])
         return torch.cat([column.to(box_scores.dtype) for column in columns], 1), labels[best]
 
@@ -198,7 +202,7 @@ def _constant_padding(
     return columns // 2, columns - columns // 2, rows // 2, rows - rows // 2
 
 
-def _suppress(
+def _nms_with_fixed_count(
     boxes: Tensor, scores: Tensor, groups: Tensor, usable: Tensor, max_overlap: float, count: int
 ) -> tuple[Tensor, Tensor]:
     """Apply non-maximum suppression within groups to the boxes marked `usable`, and return a fixed number of results.

@@ -261,14 +261,14 @@ def mask_layers(channels: int, classes: int, norm: MaskNorm = "none") -> tuple[n
     return layers, MaskRCNNPredictor(channels, channels, classes + 1)
 
 
-def mean_masks(stages: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
+def mean_masks(head_logits: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
     """Return the (N_i, 1, 28, 28) mask probabilities of each image's objects, averaged over several heads.
 
     Args:
-        stages: (N, K + 1, 28, 28) mask logits of each head.
+        head_logits: (N, K + 1, 28, 28) mask logits of each head.
         labels: (N_i,) int64 classes of the objects per image, from 1.
     """
-    probabilities = torch.stack([logits.sigmoid() for logits in stages]).mean(0)
+    probabilities = torch.stack([logits.sigmoid() for logits in head_logits]).mean(0)
     all_labels = torch.cat(list(labels))
     class_masks = probabilities[torch.arange(len(all_labels), device=all_labels.device), all_labels][:, None]
     return list(class_masks.split([len(image_labels) for image_labels in labels]))
