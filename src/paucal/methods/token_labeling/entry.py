@@ -56,7 +56,7 @@ _SHARED_FIELDS: dict[str, Any] = {
     "advice": "with --method {method}: give --method token-labeling",
     "build": _build_objective,
     "label_maps": True,
-    "contrast": ("supervised", "the same with plain labels, without the teacher"),
+    "suggested_comparison": ("supervised", "the same with plain labels, without the teacher"),
 }
 METHODS = (
     TrainingMethod(name="token-labeling", **_SHARED_FIELDS),

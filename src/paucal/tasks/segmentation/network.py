@@ -153,7 +153,7 @@ def build_segmentation_network(
 
     Example:
         >>> import torch
-        >>> network = segmentation_network(BackboneSpec("resnet18", 0, image_size=(64, 64)), 3, width=16).eval()
+        >>> network = build_segmentation_network(BackboneSpec("resnet18", 0, image_size=(64, 64)), 3, width=16).eval()
         >>> network(torch.zeros(1, 3, 64, 64)).shape
         torch.Size([1, 3, 64, 64])
     """

@@ -106,7 +106,7 @@ def scale_to_fit(size: Size, sides: Size | None) -> float:
     """Return the factor that scales an image to the largest size within `sides` (in pixels); 1 if `sides` is None.
 
     Example:
-        >>> fitting_scale((256, 256), (512, 2048)), fitting_scale((200, 1000), (512, 2048)), fitting_scale((8, 9), None)
+        >>> scale_to_fit((256, 256), (512, 2048)), scale_to_fit((200, 1000), (512, 2048)), scale_to_fit((8, 9), None)
         (2.0, 2.048, 1.0)
     """
     return 1.0 if sides is None else min(max(sides) / max(size), min(sides) / min(size))

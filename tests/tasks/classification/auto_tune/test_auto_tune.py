@@ -346,7 +346,7 @@ def test_race__is_left_out_where_a_larger_network_would_leave_no_time_to_tune(mo
         ),
         record=SimpleNamespace(budget=60.0 * minutes, candidates=("first", "second"), candidate_scores=(), probe=None),
         console=SilentConsole(),
-        spent=10.0,
+        spent_seconds=10.0,
     )
     monkeypatch.setattr(state.console, "say", said.append)
     with monkeypatch.context() as patch:
