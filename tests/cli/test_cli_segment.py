@@ -62,15 +62,12 @@ def test_segment__leaves_a_judged_model_masks_and_pictures(segmented):
 
 
 def test_segment__learns(segmented, tmp_path):
-    """Against a network that is judged as it was drawn: the same seed, no rate."""
-    assert (
-        call("segment", segmented / "scenes", *SMALL, "--epochs", "1", "--lr", "1e-9", "--output", tmp_path / "r") == 0
-    )
-    scores = [
-        json.loads((run / "evaluation/test/segmentation.json").read_text())["mean_iou"]["value"]
-        for run in (segmented / "run", tmp_path / "r")
-    ]
-    assert scores[0] > scores[1] + 0.15
+    """Better than the best answer without looking at an image, which is the most frequent class everywhere."""
+    long = [*SMALL, "--crops", "4", "--epochs", "16", "--lr", "0.05", "--seed", "1"]
+    assert call("segment", segmented / "scenes", *long, "--output", tmp_path / "run") == 0
+    found = json.loads((tmp_path / "run/evaluation/test/segmentation.json").read_text())
+    pixels = np.asarray(found["confusion"]).sum(1)
+    assert found["mean_iou"]["value"] > pixels.max() / pixels.sum() / len(pixels) + 0.1
 
 
 def test_a_stopped_run__goes_on_to_the_very_same_end(segmented, tmp_path, capsys):
