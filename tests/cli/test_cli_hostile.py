@@ -315,6 +315,7 @@ def test_weights__of_another_type_are_called_that(trained, tmp_path, capsys):
         (lambda c: c["settings"].update(accumulate=None), "accumulate cannot be empty"),
         (lambda c: c["settings"].update(nonsense=1), "there is no setting 'nonsense'"),
         (lambda c: c["settings"].update({1: 1}), "there is no setting 1"),
+        (lambda c: c["origin"].update(nonsense="flag"), "there is no setting 'nonsense'"),
         (lambda c: c.pop("origin"), "'origin' is missing"),
         (lambda c: c.update(origin=3), "config.yaml"),
         (lambda c: c.update(origin=["a"]), "config.yaml"),

@@ -151,6 +151,8 @@ def stored_settings(run: RunFolder, settings_type: type[S], verb: str) -> tuple[
     try:
         current_names = {name: current_name for name, (current_name, _) in earlier_names(settings_type).items()}
         origins = {current_names.get(name, str(name)): str(text) for name, text in dict(config["origin"]).items()}
+        if unknown := origins.keys() - setting_fields(settings_type).keys():
+            raise TypeError(f"there is no setting {short_repr(min(unknown))}")
         values = config["settings"]
         values = run.with_kept_frame(values) if isinstance(values, dict) else values
         return typed_settings(values, settings_type), origins
