@@ -66,7 +66,7 @@ def read(arguments: Sequence[str]) -> argparse.Namespace:
 
 def row(options: argparse.Namespace, arm: str, seed: int, flags: Sequence[str]) -> dict[str, Any]:
     """Return what an arm has reached with a seed, trained if missing."""
-    output = run_of(options, arm, seed)
+    output = run_for_cell(options, arm, seed)
     common = ["--seed", str(seed), "--device", "cpu", *flags]
     finish(output, [options.task, str(options.data), "--model", options.model, *start(options, arm, seed), *common])
     summary = json.loads((output / "summary.json").read_text())
@@ -101,7 +101,7 @@ def training_images(options: argparse.Namespace, seed: int) -> Path:
     """Return a folder of links to the images that the random start of this seed trains on."""
     folder = options.work / f"images-{options.data.name}-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
-    with (run_of(options, "random", seed) / "split.csv").open() as file:
+    with (run_for_cell(options, "random", seed) / "split.csv").open() as file:
         parts = {line["key"]: line["split"] for line in csv.DictReader(file)}
     for path in (path for path, part in parts.items() if part == "train"):
         (found,) = {one.resolve() for one in options.data.rglob(Path(path).name) if one.match(f"*{path}")}
@@ -111,7 +111,7 @@ def training_images(options: argparse.Namespace, seed: int) -> Path:
     return folder
 
 
-def run_of(options: argparse.Namespace, arm: str, seed: int) -> Path:
+def run_for_cell(options: argparse.Namespace, arm: str, seed: int) -> Path:
     """Return the folder of an arm's run."""
     return options.work / f"{options.name}-{arm}-{seed}"
 

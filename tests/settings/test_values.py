@@ -54,7 +54,7 @@ def test_mapping__stands_for_words_of_names_and_values():
         ({"epochs": True}, "--epochs: expected a whole number, got 'True'"),
         ({"lr": float("nan")}, "--lr: expected a number, got 'nan'"),
         ({"lr": "0.1"}, "--lr: expected a number, got '0.1'"),
-        ({"batch_size": "best"}, "--batch-size: expected a whole number or one of 'auto', got 'best'"),
+        ({"batch_size": "best"}, "--batch-size: expected a whole number or 'auto', got 'best'"),
         ({"drloc_mode": "l2"}, "--drloc-mode: expected one of 'l1', 'signed', 'ce', 'reg', got 'l2'"),
         ({"img_size": [32, "x"]}, "--img-size: expected a whole number, got"),
         ({"img_size": []}, "--img-size: expected a whole number, got '[]'"),

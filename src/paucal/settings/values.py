@@ -113,9 +113,10 @@ def describe_expected(types: Iterable[type], choices: str = "") -> str:
 
     Example:
         >>> describe_expected([int], "'auto'")
-        "expected a whole number or one of 'auto'"
+        "expected a whole number or 'auto'"
     """
-    type_names = [TYPE_NAMES[value_type] for value_type in types] + ([f"one of {choices}"] if choices else [])
+    choice_text = f"one of {choices}" if "," in choices else choices
+    type_names = [*(TYPE_NAMES[value_type] for value_type in types), *([choice_text] if choices else [])]
     return f"expected {' or '.join(type_names)}" if type_names else "the value has the wrong type"
 
 

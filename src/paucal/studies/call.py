@@ -49,7 +49,7 @@ class DataLocations:
 class Call:
     """One call of `paucal study NAME`.
 
-    `small` is the smaller scale, with stand-ins for models and images; None at full scale. `command` is the command
+    `small` is the reduced scale, with smaller models and fewer images; None at full scale. `command` is the command
     line or Python call that repeats this call.
     """
 

@@ -64,8 +64,8 @@ class RunResults:
     timed: ModelSpeeds | None = None
     other_studies: Mapping[str, Numbers] = field(default_factory=dict)
 
-    def run_of(self, row: Row, column: Column) -> PlannedRun | None:
-        """Return the run that measures the number in a row and a column; None if there is no such run at the scale."""
+    def run_for_cell(self, row: Row, column: Column) -> PlannedRun | None:
+        """Return the run that gives the number of a table cell; None if the study has no such run at this scale."""
         return next((run for run in self.all_runs if run.row == row and column in run.columns), None)
 
 
@@ -145,7 +145,7 @@ def _measured_number(study: Study, row: Row, column: Column, run_results: RunRes
 
 
 def _measure_runs(study: Study, row: Row, column: Column, run_results: RunResults) -> tuple[Measurement | None, str]:
-    run = run_results.run_of(row, column)
+    run = run_results.run_for_cell(row, column)
     if run is None:
         return None, NOT_RUN
     run_key, baseline_key = (run.data, run.name), (run.data, run.against)
@@ -182,7 +182,7 @@ def _derived_number(study: Study, row: Row, column: Column, run_results: RunResu
 
 def _scores_by_seed(row: Row, column: Column, run_results: RunResults) -> dict[int, float] | None:
     """Return the scores of a row and a column by seed; None if no run at the scale measures these scores."""
-    run = run_results.run_of(row, column)
+    run = run_results.run_for_cell(row, column)
     if run is None:
         return None
     scored = run_results.scored.get((run.data, run.name), ())

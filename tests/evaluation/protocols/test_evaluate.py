@@ -14,7 +14,7 @@ from paucal.data.stores import ArrayStore
 from paucal.evaluation.protocols import data as voc
 from paucal.evaluation.protocols import evaluate as module
 from paucal.evaluation.protocols.classifier import LinearClassifier
-from paucal.evaluation.protocols.data import evaluation_data, limit_split_sizes, with_parts
+from paucal.evaluation.protocols.data import evaluation_data, limit_split_sizes, split_standalone_set
 from paucal.evaluation.protocols.datasets import TABLE9
 from paucal.evaluation.protocols.evaluate import PROTOCOLS, Outcome, ProtocolOptions, ScoreKey, evaluate_backbone
 from paucal.evaluation.protocols.linear_probe import ProbeSettings
@@ -47,7 +47,7 @@ def shades(each=(30, 8, 12), classes=3, name="toy"):
 
 
 def data_of(images, metric=None):
-    return evaluation_data(images, with_parts(images, 0, None, None), metric)
+    return evaluation_data(images, split_standalone_set(images, 0, None, None), metric)
 
 
 def test_judge__every_protocol_scores_the_test_images_above_chance():
@@ -67,7 +67,7 @@ def test_judge__every_protocol_scores_the_test_images_above_chance():
 
 def test_judge__without_validation_images_chooses_by_folds_of_the_training_images():
     images = shades(each=(30, 0, 12))
-    data = evaluation_data(images, with_parts(images, 0, 0.0, None))
+    data = evaluation_data(images, split_standalone_set(images, 0, 0.0, None))
     assert data.counts() == {"train": 90, "val": 0, "test": 36}
     outcomes = evaluate_backbone(subject(), data, ["linear", "logistic", "knn"], OPTIONS)
     linear, logistic = (outcome for outcome in outcomes if outcome.line.protocol in ("linear", "logistic"))
@@ -236,8 +236,8 @@ def test_parts__without_a_test_part_need_consent():
     images = shades()
     bare = replace(images, declared_splits=["train"] * len(images))
     with pytest.raises(UserError, match="toy has no test split: give a folder with train and test, or draw one"):
-        with_parts(bare, 0, None, None)
-    split = with_parts(bare, 0, None, 0.2)
+        split_standalone_set(bare, 0, None, None)
+    split = split_standalone_set(bare, 0, None, 0.2)
     assert split.counts()["test"] == 30
 
 
@@ -248,19 +248,19 @@ def per_class_of(data, part):
 def test_parts__of_a_published_number_per_class_are_drawn_by_the_seed():
     images = shades((50, 0, 0))
     published = replace(images, declared_splits=[""] * 150, hints=replace(images.hints, train_per_class=30))
-    data = evaluation_data(published, with_parts(published, 3, None, None))
+    data = evaluation_data(published, split_standalone_set(published, 3, None, None))
     assert [per_class_of(data, part) for part in ("train", "val", "test")] == [[27] * 3, [3] * 3, [20] * 3]
     assert data.split_description == (
         "30 training images per class, drawn with seed 3; all others are test images; 9 of the training images "
         "are used for validation"
     )
-    again, other = (with_parts(published, seed, None, None) for seed in (3, 4))
-    assert (again.parts == with_parts(published, 3, None, None).parts).all()
+    again, other = (split_standalone_set(published, seed, None, None) for seed in (3, 4))
+    assert (again.parts == split_standalone_set(published, 3, None, None).parts).all()
     assert (other.indices("test").tolist()) != again.indices("test").tolist()
-    whole = with_parts(published, 3, 0.0, None)
+    whole = split_standalone_set(published, 3, 0.0, None)
     assert whole.counts() == {"train": 90, "val": 0, "test": 60, "unused": 0}
     assert whole.indices("test").tolist() == again.indices("test").tolist()
-    asked = with_parts(published, 3, None, 0.2)  # what is asked for counts
+    asked = split_standalone_set(published, 3, None, 0.2)  # what is asked for counts
     assert asked.counts()["test"] == 30
 
 
@@ -270,7 +270,7 @@ def test_parts__that_are_published_are_asked_for_where_they_are_not_there():
         images, declared_splits=[""] * 60, hints=replace(images.hints, official_split_advice="put the list into toy")
     )
     with pytest.raises(UserError, match="toy has no test split: put the list into toy, or draw one with"):
-        with_parts(bare, 0, None, None)
+        split_standalone_set(bare, 0, None, None)
 
 
 def test_data__of_one_class_is_refused():

@@ -8,7 +8,7 @@ from paucal.recipes.segmentation import RECIPES, SCALES
 from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
 from paucal.rules.resolve import resolve
 from paucal.runner.trainer_inputs import with_synced_norms
-from paucal.tasks.segmentation.assembly import crop_options, fast_inference_options, full_inference_options
+from paucal.tasks.segmentation.assembly import crop_options, fast_inference_options, final_inference_options
 from paucal.tasks.segmentation.job import SegmentationJob
 from paucal.tasks.segmentation.model import HeadOptions
 from paucal.tasks.segmentation.rules import RULES
@@ -49,7 +49,7 @@ def test_swin__is_tested_on_whole_images_of_six_sizes_and_mirrored():
     settings = resolved("upernet-ade20k")
     assert (settings.model, settings.drop_path) == ("padded_swin_tiny_patch4_window7_224", 0.2)
     assert (settings.width, settings.auxiliary_width) == (512, 256)
-    look = full_inference_options(settings)
+    look = final_inference_options(settings)
     assert (look.whole, look.resize_to, look.scales, look.mirror) == (True, (512, 2048), tuple(SCALES), True)
     once = fast_inference_options(settings)
     assert (once.whole, once.resize_to, once.scales, once.mirror) == (True, (512, 2048), (1.0,), False)
@@ -61,7 +61,7 @@ def test_swin__is_tested_on_whole_images_of_six_sizes_and_mirrored():
 def test_lvvit__is_tested_in_windows_and_has_heads_of_its_own_widths(model: str, widths: tuple[int, int]):
     settings = resolved("upernet-ade20k-lvvit", model=model)
     assert (settings.width, settings.auxiliary_width) == widths
-    look = full_inference_options(settings)
+    look = final_inference_options(settings)
     assert (look.whole, look.size, look.resize_to, look.mirror) == (False, (512, 512), (512, 2048), False)
     assert round(512 * (1 - look.overlap)) == 341  # the published stride
 

@@ -147,7 +147,7 @@ class ImageFinder:
         matches_per_name = [
             self.find_matches(name, by_stem=not name.lower().endswith(IMAGE_SUFFIXES)) for name in names
         ]
-        main_base = self._main_base(matches_per_name, file, part)
+        main_base = self._most_common_base_folder(matches_per_name, file, part)
         paths: list[str | None] = []
         for matches in matches_per_name:
             paths_in_main = [match.path for match in matches if match.base == main_base]
@@ -161,7 +161,7 @@ class ImageFinder:
                     paths[index] = None
         return paths
 
-    def _main_base(self, matches_per_name: Sequence[Sequence[Match]], file: str, part: str) -> str | None:
+    def _most_common_base_folder(self, matches_per_name: Sequence[Sequence[Match]], file: str, part: str) -> str | None:
         """Return the folder to which names are relative: of folders with half of the images, the nearest to `file`."""
         counts = Counter(match.base for matches in matches_per_name for match in matches)
         if not counts:

@@ -52,7 +52,7 @@ def count_channels(images: ImageSet) -> int:
         if first is not None and channels != first[0]:
             raise UserError(
                 f"the images differ in the number of channels: {first[1]} has {first[0]}, {key} has {channels}; give "
-                "--channels, and remove the other images or leave them out with --on-bad-image skip."
+                "--channels, and remove images with another number of channels or skip them with --on-bad-image skip."
             )
         first = first or (channels, key)
     return RGB if first is None else first[0]

@@ -177,7 +177,7 @@ def read_masks(
         *(find_stray_values(stats, coding) if requested_kind is None and named_classes is None else ()),
         *(find_interpolated_masks(stats, coding) if mask_classes.class_numbers is None else ()),
         *find_inverted_masks(pixels),
-        *find_turned_images(ambiguous, images),
+        *find_rotated_images(ambiguous, images),
     )
     classes = _class_names(coding) if named_classes is None else named_classes.names
     multi_hot = (pixels > 0).astype(np.int8)
@@ -406,7 +406,7 @@ def find_inverted_masks(pixels: NDArray[np.int64]) -> list[Finding]:
     return [Finding(INVERTED, "warning", text, "look at some masks of both groups", as_groups(minority))]
 
 
-def find_turned_images(ambiguous: Sequence[int], images: ImageSet) -> list[Finding]:
+def find_rotated_images(ambiguous: Sequence[int], images: ImageSet) -> list[Finding]:
     """Return a `Finding` about images whose masks may have been drawn before or after the EXIF rotation."""
     if not ambiguous:
         return []

@@ -234,7 +234,7 @@ def _validated_index(header: Any, arrays: dict[str, StoredArray], shown_path: st
         require_safe_name(shown_path, file.name)
     count = len(arrays["offsets"])
     if not 0 < count <= MAX_ENTRIES or not files:
-        raise ValueError(f"the number of images is {count}")
+        raise ValueError(f"it lists {count:,} images in {len(files):,} shards, expected 1 to {MAX_ENTRIES:,} images")
     for name, kind in _ARRAY_TYPES.items():
         array = arrays[name]
         if array.dtype != kind or (name != "key_bytes" and len(array) != count):

@@ -47,7 +47,7 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
             f"{location}: some of these sources have classes and others have no classes; give only sources with "
             "classes, or only sources without classes."
         )
-    names = _set_names(sets)
+    names = _distinct_set_names(sets)
     classes = tuple(sorted({name for image_set in sets for name in image_set.classes}))
     renumbered = [image_set.with_classes(classes) if image_set.classes else image_set for image_set in sets]
     multi_hot = [image_set.multi_hot for image_set in renumbered if image_set.multi_hot is not None]
@@ -76,8 +76,8 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
     )
 
 
-def _set_names(sets: Sequence[ImageSet]) -> list[str]:
-    """Return a distinct name for each set; names do not depend on the folder of a set, so that sets can be copied."""
+def _distinct_set_names(sets: Sequence[ImageSet]) -> list[str]:
+    """Return a distinct name for each set, which does not depend on its folder, so that a copied set keeps its name."""
     names = [image_set.name for image_set in sets]
     numbered = [f"{name}-{index + 1}" for index, name in enumerate(names)]
     distinct = [name if names.count(name) == 1 else numbered[index] for index, name in enumerate(names)]

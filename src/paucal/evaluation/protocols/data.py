@@ -65,7 +65,7 @@ class EvaluationData:
         return {part: len(self.split_positions[part]) for part in PARTS}
 
 
-def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fraction: float | None) -> Split:
+def split_standalone_set(images: ImageSet, seed: int, val_fraction: float | None, test_fraction: float | None) -> Split:
     """Split an image set that does not belong to a run.
 
     The test images must be declared by the set, such as by a folder `test`, or requested with `test_fraction`. By

@@ -37,7 +37,7 @@ TABLE9: dict[str, Table9Set] = {
     "mnist": Table9Set(10, 60_000, 10_000),
     "fer2013": Table9Set(8, 32_298, 3_589),  # 7 classes; train is Training and PublicTest, test is PrivateTest
     "stl10": Table9Set(10, 5_000, 8_000),
-    "gtsrb": Table9Set(43, 26_728, 12_630),  # 26,640 training images here
+    "gtsrb": Table9Set(43, 26_728, 12_630),  # paucal's source has 26,640 training images
     "pcam": Table9Set(2, 294_912, 32_768),
     "ucf101": Table9Set(101, 9_537, 3_783),  # the middle frame of each video; the first of three official splits
     "hateful_memes": Table9Set(2, 8_500, 500, "roc_auc"),  # test is dev_seen

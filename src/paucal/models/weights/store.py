@@ -25,7 +25,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, eq=False)
 class AddedWeights:
-    """The card of weights that the user has added.
+    """Metadata of pretrained weights that the user has added.
 
     Attributes:
         name: timm name of the model, with a tag if timm knows the weights.

@@ -63,8 +63,8 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
     """Return the YAML of a RayJob that begins or resumes a run on a new cluster; comments mark lines to change."""
     if not Path(command.run).is_relative_to(command.folder):
         raise UserError(
-            f"--output: {command.run!r} is not inside the current folder, which the machines of the cluster mount: "
-            "choose another --output, or run this command in the folder that the machines share."
+            f"--output: {command.run!r} is not inside the current folder, which is mounted on the machines of the "
+            "cluster: choose another --output, or run this command in the folder that the machines share."
         )
     resources = {
         "cpu": str(_CPUS_PER_PROCESS * devices),

@@ -94,7 +94,7 @@ def keep_boxes_with_area(image: Tensor, target: Target) -> Viewed:
 
 
 def make_crop(size: Sequence[int]) -> Callable[..., Any]:
-    """Return a transform that scales an image down and crops the image to random sides."""
+    """Return a transform that scales an image down and crops a rectangle of random height and width."""
     resize, bounds = _random_resize(size, CROPPED_SCALES), [round(scale * min(size)) for scale in CROPPED_SIDES]
 
     def crop(image: Tensor, target: Target) -> Viewed:

@@ -168,10 +168,10 @@ def crop_options(settings: SegmentSettings) -> CropOptions:
 
 def fast_inference_options(settings: SegmentSettings) -> WindowOptions:
     """Return the inference options of the validation after each epoch: windows without overlap, at one scale."""
-    return replace(full_inference_options(settings), overlap=0.0, scales=(1.0,), mirror=False)
+    return replace(final_inference_options(settings), overlap=0.0, scales=(1.0,), mirror=False)
 
 
-def full_inference_options(settings: SegmentSettings) -> WindowOptions:
+def final_inference_options(settings: SegmentSettings) -> WindowOptions:
     """Return the inference options of the evaluation on the test images."""
     return WindowOptions(
         height_and_width(settings.img_size),

@@ -15,7 +15,7 @@ from paucal.runner.console import Console
 from paucal.runner.processes import wait_for_all
 from paucal.runner.results import EvaluatedRun, publish_results
 from paucal.runs import RunFolder
-from paucal.tasks.segmentation.assembly import SegmentationSetup, full_inference_options
+from paucal.tasks.segmentation.assembly import SegmentationSetup, final_inference_options
 from paucal.tasks.segmentation.evaluation import count_and_write_masks
 from paucal.tasks.segmentation.model import SegmentationModel, load_segmenter
 from paucal.tasks.segmentation.pictures import class_colours, draw_comparison, draw_legend, png_path, stack_vertically
@@ -62,7 +62,7 @@ def conclude(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, console
     data, folder = setup.data, run.evaluation("test")
     # Load the stored model, so that exactly the deployed model is evaluated.
     model = load_segmenter(run, setup.settings.device)
-    options, indices = full_inference_options(setup.settings), data.split_indices("test").tolist()
+    options, indices = final_inference_options(setup.settings), data.split_indices("test").tolist()
     with console.progress("testing") as advance:
         tallies = count_and_write_masks(model, data, indices, options, folder / "masks", advance)
     report = segmentation_report(tallies, setup.card.classes, setup.settings.seed, data.split.groups)

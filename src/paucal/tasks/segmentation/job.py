@@ -42,7 +42,7 @@ from paucal.tasks.segmentation.assembly import (
     assemble,
     crop_options,
     fast_inference_options,
-    full_inference_options,
+    final_inference_options,
 )
 from paucal.tasks.segmentation.conclusion import SCORE_COLUMN, SegmentResult, conclude
 from paucal.tasks.segmentation.crops import CropTransform, MaskedCrops
@@ -125,7 +125,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         with trial_steps(objective.train(), device):
             batches: Any = self.loader(timed, 0)
             step = seconds_per_step(objective, batches, device, settings.precision, settings.accumulate, tunes_threads)
-            for options in (fast_inference_options(settings), full_inference_options(settings)):
+            for options in (fast_inference_options(settings), final_inference_options(settings)):
                 start_time, network = time.perf_counter(), objective.deployable()
                 count_pixels(network, setup.data, image, setup.card.preprocessing, options, device)
                 evaluations.append(time.perf_counter() - start_time)

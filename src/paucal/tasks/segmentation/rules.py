@@ -44,7 +44,7 @@ def crop_side(device: str, median_side: int) -> tuple[int, str]:
 
 
 def batch_size(facts: DataAndMachine) -> Choice:
-    """Choose the papers' 16 crops on a GPU, and 4 on a CPU, where more steps help more than larger batches."""
+    """Choose batches of 16 crops on a GPU, as in the papers, and of 4 on a CPU, where more steps pay off more."""
     if facts.device == "cpu":
         return 4, "many small steps: on a CPU the time per crop does not depend on the batch size"
     return 16, "the papers' batch size"

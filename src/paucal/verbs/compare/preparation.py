@@ -50,8 +50,10 @@ def prepare_grid(
     """
     folder, verb = _comparison_folder(grid_settings, shared), "train" if images is None else images.verb
     stored_grid = read_grid(folder) if is_grid_folder(folder) else None
-    arms = tuple(replace(arm, settings=_pin_paths(verb, arm.settings, shared.get("data_root"))) for arm in arms)
-    shared = _pin_paths(verb, shared)
+    arms = tuple(
+        replace(arm, settings=_make_paths_absolute(verb, arm.settings, shared.get("data_root"))) for arm in arms
+    )
+    shared = _make_paths_absolute(verb, shared)
     threads = stored_grid.threads if stored_grid is not None else _threads_of_worker(grid_settings)
     seeds, rates = tuple(dict.fromkeys(grid_settings.seeds or SEEDS)), tuple(dict.fromkeys(grid_settings.lrs or ()))
     new_grid = Grid(folder, "", shared, arms, seeds, rates, threads, {}, (command,), verb)
@@ -100,7 +102,7 @@ def _create_default_folder() -> Path:
     raise AssertionError("unreachable: folder numbers are unlimited")
 
 
-def _pin_paths(verb: str, values: Mapping[str, Any], data_root: str | None = None) -> dict[str, Any]:
+def _make_paths_absolute(verb: str, values: Mapping[str, Any], data_root: str | None = None) -> dict[str, Any]:
     """Return the settings `values`, of an arm or of all arms, with absolute paths. `data_root` applies to all arms."""
     to_pin = verb_settings(values)
     root = {} if data_root is None else {"data_root": data_root}

@@ -21,7 +21,7 @@ from paucal.evaluation.protocols.data import (
     is_voc2007,
     limit_split_sizes,
     open_voc2007,
-    with_parts,
+    split_standalone_set,
 )
 from paucal.evaluation.protocols.table import FOLDER
 from paucal.evaluation.seen_images import Identities, SeenImages, list_seen_images
@@ -197,7 +197,7 @@ def open_data(
             else:
                 images = load_images(replace(settings, data=str(target)), advance, reading=reading)
             split = _splits_of_run(run, images, target) if run is not None else None
-            split = split or with_parts(images, settings.seed, settings.val_fraction, settings.test_fraction)
+            split = split or split_standalone_set(images, settings.seed, settings.val_fraction, settings.test_fraction)
             data = evaluation_data(images, split, settings.metric)
     if settings.max_images is not None:
         data = limit_split_sizes(data, settings.max_images, settings.seed)

@@ -21,7 +21,7 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class LabellingSettings:
-    """Labelling on the page."""
+    """Settings of the web page for labelling."""
 
     help_group = "labelling"
     label: str | None = option("images to label on the page: a folder, or several separated by ':'")

@@ -187,7 +187,7 @@ def tried(monkeypatch):
     found = []
     monkeypatch.setattr(tuning, "_list_presets", lambda setup: [CAREFUL, BOLD])
     monkeypatch.setattr(tuning, "is_length_timed", lambda setup: True)
-    monkeypatch.setattr(tuning, "_image_seconds", lambda state, preset, side: state.epoch / 100)
+    monkeypatch.setattr(tuning, "_cached_seconds_per_image", lambda state, preset, side: state.epoch / 100)
     monkeypatch.setattr(tuning, "_estimate_cost", lambda state, preset, count: CostEstimate([160], state.epoch, 20))
     monkeypatch.setattr(tuning, "_load_or_run_trial", stop)
     monkeypatch.setattr(tuning, "_prepare_head", lambda state, side: found.append(f"head {side}"))
@@ -221,7 +221,7 @@ def of_any_size(monkeypatch, folder: Path, left: float, unlabelled: EvaluatedMod
     monkeypatch.setattr(tuning, "is_length_timed", lambda setup: True)
     monkeypatch.setattr(tuning, "is_automatic_setting", lambda setup, name: True)
     monkeypatch.setattr(tuning, "_supports_any_size", lambda setup: True)
-    monkeypatch.setattr(tuning, "_image_seconds", lambda state, preset, side: 0.1 * (side[0] / 240) ** 2)
+    monkeypatch.setattr(tuning, "_cached_seconds_per_image", lambda state, preset, side: 0.1 * (side[0] / 240) ** 2)
     state = timed(left=left, epoch=10)
     state.setup.settings.img_size, state.image_seconds, state.run = [240], 0.0, SimpleNamespace(path=folder)
     state.record = TuneRecord(budget=240.0, probe=EvaluatedModel("probe", 0.7, 6.0), unlabelled=unlabelled)

@@ -174,7 +174,7 @@ def repeated_folds(labels: Tensor, seed: int, groups: Tensor | None = None) -> l
 
 
 def find_scorable_images(labels: Tensor, splits: Sequence[Folds]) -> Tensor:
-    """Return (N,) booleans: whether each fit that leaves out the image includes other images of its class.
+    """Return (N,) booleans: whether all fits that leave out an image are trained on other images of its class.
 
     False for the images of a class with a single image or a single group.
     """

@@ -41,11 +41,11 @@ def step_rows(
         is_kept = bool(outcome.best) and not finish.epochs
         rows.append(_step_row(name, max(scores, default=None), outcome.seconds, kept=is_kept))
     if finish.epochs:
-        rows.append(_step_row(_describe_average(finish), finish.score, 0.0, kept=True))
+        rows.append(_step_row(_describe_final_weights(finish), finish.score, 0.0, kept=True))
     return rows
 
 
-def _describe_average(finish: PostTrainingChanges) -> str:
+def _describe_final_weights(finish: PostTrainingChanges) -> str:
     epochs = ", ".join(map(str, finish.epochs))
     text = f"epoch {epochs}" if len(finish.epochs) == 1 else f"the mean of the weights of epochs {epochs}"
     return f"{text}, with a head fitted to its features ({finish.head})" if finish.head else text
@@ -61,13 +61,14 @@ def describe_kept_model(
     if finish.by_loss:
         other_losses = "those of its tuned head and the first model" if finish.head else "the first model's"
         return (
-            f"{_describe_average(finish)}: its loss on the validation images is lower than {other_losses}, "
+            f"{_describe_final_weights(finish)}: its loss on the validation images is lower than {other_losses}, "
             "at nearly equal accuracy"
         )
     if finish.head:
-        return f"{_describe_average(finish)}: better on the validation images than its tuned head and the first model"
+        weights = _describe_final_weights(finish)
+        return f"{weights}: better on the validation images than its tuned head and the first model"
     if finish.epochs:
-        return f"{_describe_average(finish)}, better on the validation images than each of them"
+        return f"{_describe_final_weights(finish)}, better on the validation images than each of them"
     if record is not None and record.probe is not None and not outcome.best:
         if not outcome.rows:
             return record.plan

@@ -151,7 +151,7 @@ def _too_short_for_trials(state: TuneState, presets: Sequence[TuningPreset]) -> 
         return False
     state.plan_for_preset(presets[0].settings)
     image_size = list(state.setup.settings.img_size)
-    image_seconds = _image_seconds(state, presets[0], image_size)
+    image_seconds = _cached_seconds_per_image(state, presets[0], image_size)
     if image_seconds is None:
         return False
     seconds_left = state.seconds_left() * (1 - TRIALS_FRACTION)
@@ -288,7 +288,7 @@ def _choose_image_size(state: TuneState, preset: TuningPreset, time_fraction: fl
         pixel_ratio = _pixel_ratio(state, side)
         has_head = side == native or (state.run.path / head_file_name(side)).exists()
         head_seconds = 0.0 if has_head else pixel_ratio * state.image_seconds * (counts["train"] + counts["val"])
-        image_seconds = _image_seconds(state, preset, side)
+        image_seconds = _cached_seconds_per_image(state, preset, side)
         if image_seconds is None:  # smaller images may fit
             continue
         epoch_seconds = _epoch_seconds(state, image_seconds, side)
@@ -312,7 +312,7 @@ def list_image_sizes(probe_size: Sequence[int], is_fixed: bool) -> list[list[int
     return [[probe_size[0]], *([side] for side in smaller if 96 <= side < probe_size[0])]
 
 
-def _image_seconds(state: TuneState, preset: TuningPreset, side: list[int]) -> float | None:
+def _cached_seconds_per_image(state: TuneState, preset: TuningPreset, side: list[int]) -> float | None:
     """Return the seconds per training image at an image size, measured once; None if a step exceeds the memory."""
     frozen = preset.settings.get("freeze")
     name = "x".join(map(str, side)) + ("" if frozen is None else f", frozen: {frozen}")
