@@ -46,7 +46,7 @@ def test_study__tunes_at_more_pixels_what_has_learned_the_same_images(tmp_path, 
     monkeypatch.setenv("COLUMNS", "200")
     out, photos = tmp_path / "study", make_photos(tmp_path / "photos", classes=2)
     words = ["study", NAME, "--data", photos, "--output", out, "--workers", "0", "--device", "cpu"]
-    assert "must be trained before the rows can be timed" in failure(capsys, *words, "--jobs", "0")
+    assert "read the label maps of a teacher, which must be trained first" in failure(capsys, *words, "--jobs", "0")
     assert call(*words, "--rows", "CaiT") == 0  # which has no maps, and the parts of those that have
     assert "first their initial weights (cait), on the same images at 16 pixels" in capsys.readouterr().out
     before = runs_of(out, "photos")

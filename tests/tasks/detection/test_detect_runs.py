@@ -180,7 +180,7 @@ def test_exported_file__finds_the_same_objects_with_its_runtime_alone(finished, 
     with torch.no_grad():
         own = subject.network(given)
     answer = torch.from_numpy(run_alone(tmp_path / "out" / file, given.numpy(), tmp_path)).float()
-    assert compare_objects(own, answer).same == 1.0
+    assert compare_objects(own, answer).agreement == 1.0
 
 
 @pytest.mark.parametrize(
