@@ -84,7 +84,7 @@ def test_million__starts_without_reading_more_than_samples_and_in_little_memory(
 def test_million__two_processes_show_each_image_once_in_an_epoch(images):
     counts = np.zeros(COUNT, dtype=np.int64)
     for rank in range(2):
-        for step in sampler(images, rank=rank, world=2, steps=COUNT // 500):
+        for step in sampler(images, rank=rank, world_size=2, steps=COUNT // 500):
             counts[[key.index for key in step]] += 1
     assert (counts == 1).all()
 
