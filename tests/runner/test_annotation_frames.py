@@ -147,10 +147,10 @@ def test_detector__is_trained_on_a_table_and_answers_with_one(tmp_path: Path) ->
     found = answers.to_arrow()
     assert len(found) > 0
     assert found.column_names == ["path", "class", "score", "left", "top", "right", "bottom"]
-    assert len(found) == sum(len(row.detections) for row in answers)
-    assert found["path"].to_pylist() == [row.path for row in answers for _ in range(len(row.detections))]
+    assert len(found) == sum(len(row.found) for row in answers)
+    assert found["path"].to_pylist() == [row.path for row in answers for _ in range(len(row.found))]
     corners = np.stack([found[name].to_numpy() for name in ("left", "top", "right", "bottom")], 1)
-    assert np.allclose(corners, np.concatenate([row.detections.boxes for row in answers]))
+    assert np.allclose(corners, np.concatenate([row.found.boxes for row in answers]))
     if find_spec("pandas") is not None:
         assert set(run.predictions["class"]) <= {"red", "blue"}
 

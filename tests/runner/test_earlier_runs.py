@@ -76,12 +76,10 @@ def test_a_finished_detector__finds_what_it_found_then():
         best[name] = max(best.get(name, row), row, key=lambda row: row["score"])
     answers = paucal.detect_objects(run, [STORED / "boxes" / name for name in best])
     for row, answer in zip(best.values(), answers, strict=True):
-        first = int(answer.detections.scores.argmax())
+        first = int(answer.found.scores.argmax())
         left, top, width, height = row["bbox"]
-        assert answer.detections.scores[first] == pytest.approx(row["score"], abs=1e-3)
-        assert answer.detections.boxes[first].tolist() == pytest.approx(
-            [left, top, left + width, top + height], abs=0.1
-        )
+        assert answer.found.scores[first] == pytest.approx(row["score"], abs=1e-3)
+        assert answer.found.boxes[first].tolist() == pytest.approx([left, top, left + width, top + height], abs=0.1)
 
 
 def test_a_finished_segmenter__marks_what_it_marked_then(tmp_path):

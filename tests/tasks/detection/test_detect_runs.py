@@ -117,11 +117,11 @@ def test_predictions__are_those_of_the_test(finished: Path, images: Path):
     first = stored["images"][0]
     row = detect_objects(finished, [str(images / first["file_name"])])[0]
     expected = [one for one in stored["annotations"] if one["image_id"] == first["id"]]
-    assert len(row.detections) == len(expected)
-    best = row.detections.boxes[0].tolist()
+    assert len(row.found) == len(expected)
+    best = row.found.boxes[0].tolist()
     left, top, width, height = expected[0]["bbox"]
     assert best == pytest.approx([left, top, left + width, top + height], abs=0.1)
-    assert float(row.detections.scores[0]) == pytest.approx(expected[0]["score"], abs=1e-3)
+    assert float(row.found.scores[0]) == pytest.approx(expected[0]["score"], abs=1e-3)
 
 
 @pytest.mark.parametrize("to", ["coco", "yolo", "voc", "csv", "label-studio"])
@@ -132,7 +132,7 @@ def test_answers__are_written_as_labels_that_are_read_back(
         "paucal.verbs.predict.layouts.MIN_SHOWN_SCORE", 0.05
     )  # a detector of six steps is sure of nothing
     paths = [str(images / f"{number}.png") for number in (3, 0, 7)]
-    found = {Path(row.path or "").name: row.detections for row in detect_objects(finished, paths)}
+    found = {Path(row.path or "").name: row.found for row in detect_objects(finished, paths)}
     assert sum(map(len, found.values())) > 3
     assert main(["predict", str(finished), *paths, "--to", to, "--output", str(tmp_path / "out")]) == 0
     if to == "label-studio":

@@ -101,7 +101,7 @@ def test_predictions__of_the_command_line_hold_masks(finished: Path, images: Pat
     words = ["predict", str(finished), str(images / "3.png"), "--output", str(output)]
     assert main([*words, "--pictures", str(tmp_path / "drawn")]) == 0
     rows = json.loads(output.read_text())["annotations"]
-    found = detect_objects(finished, [str(images / "3.png")])[0].detections
+    found = detect_objects(finished, [str(images / "3.png")])[0].found
     assert len(rows) == len(found) > 0
     for place, row in enumerate(rows):
         told = row["segmentation"]

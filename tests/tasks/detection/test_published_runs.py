@@ -65,5 +65,5 @@ def test_published_detectors__train_resume_and_come_back(kind: str, images: Path
     first = run.read_json("evaluation/detection/detections.json")
     expected = [one for one in first["annotations"] if one["image_id"] == first["images"][0]["id"]]
     row = detect_objects(run.path, [str(images / first["images"][0]["file_name"])])[0]
-    assert len(row.detections) == len(expected)
-    assert sorted(row.detections.scores.tolist()) == pytest.approx(sorted(one["score"] for one in expected), abs=1e-3)
+    assert len(row.found) == len(expected)
+    assert sorted(row.found.scores.tolist()) == pytest.approx(sorted(one["score"] for one in expected), abs=1e-3)

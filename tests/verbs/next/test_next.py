@@ -173,7 +173,7 @@ def test_detector__is_asked_and_its_boxes_come_back(tmp_path: Path) -> None:
     assert len(found.rows) == 3
     expected = {row.path: row for row in paucal.detect_objects(tmp_path / "run", str(tmp_path / "more"))}
     for row in found.rows:
-        scores = expected[row.path].detections.scores
+        scores = expected[row.path].found.scores
         doubts = sorted((4 * scores * (1 - scores)).tolist(), reverse=True)[:3]
         assert row.unsure == pytest.approx(np.mean(doubts) if doubts else 0, abs=1e-3)
     for to in ("coco", "yolo", "voc", "csv", "label-studio", "cvat"):

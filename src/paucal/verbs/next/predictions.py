@@ -108,7 +108,7 @@ class DetectorModel:
             features = []
             for index, key in enumerate(images.keys):
                 objects = detect_image(self.detector, self.card, key, images.store.read(index), self.device)
-                all_detections.append(objects.detections)
+                all_detections.append(objects.found)
                 sizes.append(objects.size)
                 features.append(take_features())
                 advance(index + 1, len(images))

@@ -40,7 +40,7 @@ class Objects:
 
     Attributes:
         path: Path of the image; None for a PIL image or array.
-        detections: Detections in descending order of their scores: boxes in pixels of the image, scores, labels and, if
+        found: Detections in descending order of their scores: boxes in pixels of the image, scores, labels and, if
             the detector predicts masks, also masks; `found.mask(0)` is the mask of the first object.
         classes: Class names; a label is an index into them.
         size: (height, width) of the image in pixels.
@@ -48,7 +48,7 @@ class Objects:
     """
 
     path: str | None
-    detections: Detections
+    found: Detections
     classes: tuple[str, ...]
     size: tuple[int, int]
     picture: Image.Image | None = None
@@ -59,14 +59,12 @@ class FoundObjects(TableList[Objects]):
 
     def to_arrow(self) -> pa.Table:
         """Return a table with a row for each object: path, class, score and box corners in pixels, without rounding."""
-        edges = np.concatenate([np.zeros((0, 4)), *(row.detections.boxes for row in self)]).T
+        edges = np.concatenate([np.zeros((0, 4)), *(row.found.boxes for row in self)]).T
         return pa.table(
             {
-                "path": pa.array([row.path for row in self for _ in range(len(row.detections))], pa.string()),
-                "class": pa.array(
-                    [row.classes[n] for row in self for n in row.detections.labels.tolist()], pa.string()
-                ),
-                "score": pa.array([score for row in self for score in row.detections.scores.tolist()], pa.float32()),
+                "path": pa.array([row.path for row in self for _ in range(len(row.found))], pa.string()),
+                "class": pa.array([row.classes[n] for row in self for n in row.found.labels.tolist()], pa.string()),
+                "score": pa.array([score for row in self for score in row.found.scores.tolist()], pa.float32()),
                 **dict(zip(EDGES, edges, strict=True)),
             }
         )
@@ -130,13 +128,13 @@ def find_objects(
     if outputs.format == "json":
         card = read_card(run, DetectorCard)
         keys, sizes = [row.path or "" for row in rows], [row.size for row in rows]
-        return coco_json_text(keys, sizes, [row.detections for row in rows], card.classes, card.category_ids)
+        return coco_json_text(keys, sizes, [row.found for row in rows], card.classes, card.category_ids)
     return csv_text(HEADER, *([row.path, *cells] for row in rows for cells in object_table_rows(row)))
 
 
 def object_table_rows(row: Objects) -> list[list[str]]:
     """Return the CSV row of each confident detection, without the column "path"."""
-    confident = row.detections.with_min_score(MIN_SHOWN_SCORE)
+    confident = row.found.with_min_score(MIN_SHOWN_SCORE)
     return [
         [row.classes[label], f"{score:.4f}", *(f"{value:.1f}" for value in box)]
         for box, score, label in zip(confident.boxes, confident.scores, confident.labels.tolist(), strict=True)

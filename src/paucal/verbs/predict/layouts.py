@@ -85,7 +85,7 @@ def _predict_boxes(request: _PredictionInput, settings: PredictSettings, console
     card = read_card(open_model_folder(expand_user_path(request.source, "RUN")), DetectorCard)
     rows = {row.path: row for row in detect_objects(request.source, list(request.paths), settings, console)}
     items = [
-        item_of_detections(index, row.size, row.detections, card.classes)
+        item_of_detections(index, row.size, row.found, card.classes)
         for index, name in enumerate(request.names)
         if (row := rows.get(name)) is not None
     ]
