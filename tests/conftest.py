@@ -117,31 +117,6 @@ def kept_operators():
         yield
 
 
-@pytest.fixture(autouse=True, scope="session")
-def no_initial_values():
-    """Draw no initial values for models on the meta device, which has none.
-
-    Drawing them takes 80 % of the time in which a transformer is built there, and all commands build some.
-    """
-    import timm.layers.weight_init
-    import torch.nn.init
-
-    def unless_empty(fill):
-        @functools.wraps(fill)
-        def fill_unless_empty(tensor, *values, **options):
-            return tensor if tensor.is_meta else fill(tensor, *values, **options)
-
-        return fill_unless_empty
-
-    of_torch = ("normal_", "trunc_normal_", "uniform_", "kaiming_normal_", "kaiming_uniform_", "xavier_uniform_")
-    fills = {timm.layers.weight_init: ("_trunc_normal_",), torch.nn.init: (*of_torch, "zeros_", "ones_", "constant_")}
-    with pytest.MonkeyPatch.context() as patch:
-        for module, names in fills.items():
-            for name in names:
-                patch.setattr(module, name, unless_empty(getattr(module, name)))
-        yield
-
-
 @pytest.fixture(scope="module")
 def kept_graphs():
     """Let the exports of a network that a module makes again share their ONNX files.

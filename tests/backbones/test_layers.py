@@ -1,9 +1,9 @@
 import pytest
 import timm
-import torch
 from timm.optim import param_groups_layer_decay
 
 import paucal.backbones
+from paucal.backbones.empty_models import meta_device
 from paucal.backbones.layers import (
     classifier_parameters,
     count_stages,
@@ -36,7 +36,7 @@ def naive_layer(name: str, parameter: str) -> int:
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "resnet18"])
 def test_layer_scales__equal_a_count_by_hand_and_timm(name):
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model(name, num_classes=7)
     layers = {parameter: naive_layer(name, parameter) for parameter, _ in model.named_parameters()}
     last = max(layers.values())
@@ -78,7 +78,7 @@ def test_layer_ids__count_tensors_where_timm_has_no_matcher():
     ],
 )
 def test_first_stages__are_the_stem_and_so_many(name, stages, inside, outside):
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model(name)
     assert count_stages(model) == stages
     two = first_stage_parameters(model, 2)
@@ -99,6 +99,6 @@ def test_classifier__is_found_wherever_it_is():
         "convnext_atto": {"head.fc.weight", "head.fc.bias"},
         "deit_tiny_distilled_patch16_224": {"head.weight", "head.bias", "head_dist.weight", "head_dist.bias"},
     }.items():
-        with torch.device("meta"):
+        with meta_device():
             assert classifier_parameters(timm.create_model(name)) == names
             assert classifier_parameters(timm.create_model(name, num_classes=0)) == set()

@@ -9,7 +9,7 @@ import timm
 import torch
 
 import paucal
-from paucal.backbones.empty_models import build_empty
+from paucal.backbones.empty_models import build_empty, meta_device
 from paucal.backbones.weights import start
 from paucal.backbones.weights.checkpoints import PROGRAMS, possible_models, recognise_program
 from paucal.backbones.weights.start import StartWeights, pick_network, start_from, suggest_model
@@ -89,7 +89,7 @@ def test_recognise__esvit_by_its_region_head(name, model):
 
 def test_recognise__leaves_timms_own_names_alone():
     for name in ("resnet50", "vit_small_patch16_224", "swin_tiny_patch4_window7_224", "convnext_tiny"):
-        with torch.device("meta"):
+        with meta_device():
             model = timm.create_model(name)
         assert recognise_program(model.state_dict()) is None
         assert suggest_model(dict(model.state_dict())) is None

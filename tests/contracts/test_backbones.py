@@ -13,6 +13,7 @@ from timm.optim import create_optimizer_v2
 from contracts.reduced_models import ONE_EACH, OURS, build, images, reduced
 from paucal.backbones import BackboneSpec, FeatureBackbone
 from paucal.backbones.attention_maps import attention_layers, recorded_attention
+from paucal.backbones.empty_models import meta_device
 from paucal.types import FeatureRequest
 from rounding import exact_and_bound, require_within
 
@@ -36,7 +37,7 @@ def test_registered__is_listed_described_and_built_by_name(name):
     config = timm.get_pretrained_cfg(name)
     assert config.num_classes > 0
     assert len(config.mean) == 3
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model(name, num_classes=7)
     assert model.num_classes == 7
     assert model.get_submodule(config.first_conv) is not None

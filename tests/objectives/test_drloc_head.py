@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from paucal.backbones.empty_models import meta_device
 from paucal.losses import DrLocReading, class_counts, drloc_loss, sample_pairs
 from paucal.objectives.drloc_head import LocalizationHead
 from rounding import exact_and_bound, require_within
@@ -114,7 +115,7 @@ def test_head__class_losses_match_the_reference(rule, copies, kind, classes, con
     ],
 )
 def test_head__parameter_counts(dim, side, classes, extra_layer, count):
-    with torch.device("meta"):
+    with meta_device():
         counts = class_counts(side, side, classes) if classes else None
         head = LocalizationHead(dim, classes=counts, extra_layer=extra_layer)
     assert sum(p.numel() for p in head.parameters()) == count

@@ -11,6 +11,7 @@ from torch import nn
 from contracts import toys
 from contracts.test_objectives import StopAfter
 from paucal.backbones import BackboneSpec
+from paucal.backbones.empty_models import meta_device
 from paucal.backbones.layers import classifier_parameters, first_stage_parameters, layer_lr_scales
 from paucal.evaluation.predictions import predict_all
 from paucal.objectives import Supervised
@@ -186,7 +187,7 @@ def test_layer_decay__reaches_the_optimizer(tmp_path):
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "resnet18"])
 def test_group_scales__are_those_of_the_layers(name):
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model(name, num_classes=4)
     tuner = BackboneTuner(model, FineTuning(layer_decay=0.75, freeze_epochs=1))
     expected, heads = layer_lr_scales(model, 0.75), classifier_parameters(model)

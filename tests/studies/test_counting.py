@@ -7,6 +7,7 @@ import torch
 
 from paucal.backbones import BackboneSpec
 from paucal.backbones.cost import SubmoduleCost
+from paucal.backbones.empty_models import meta_device
 from paucal.recipes.detection import RECIPES
 from paucal.studies.counting import counted_value
 from paucal.studies.reading import find_study
@@ -95,7 +96,7 @@ def test_head_of_four_convolutions__is_counted_as_by_hand():
 def test_published_detectors__have_the_published_parameters(name: str, kind: str, millions: int):
     options = detector_options(DetectSettings(masks="on", **RECIPES[f"{kind}-coco-1x"].settings))
     spec = BackboneSpec(f"padded_swin_{name}_patch4_window7_224", 0, image_size=(800, 1344))
-    with torch.device("meta"), torch.no_grad(), torch.random.fork_rng():
+    with meta_device(), torch.no_grad(), torch.random.fork_rng():
         detector = build_detector(spec, 80, options)
     assert round(sum(p.numel() for p in detector.parameters()) / 1e6) == millions
 

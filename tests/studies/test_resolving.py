@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paucal.backbones import BackboneSpec, fit_to_image_size
-from paucal.backbones.empty_models import build_empty
+from paucal.backbones.empty_models import build_empty, meta_device
 from paucal.data.classes import read_class_list
 from paucal.data.sources.opening import open_digits
 from paucal.methods.pretraining import resolve_pretraining
@@ -228,7 +228,7 @@ def build(kind: str, settings: Any) -> None:
         if settings.drop_path:
             build_empty(spec.name, {**sizing.arguments, **given, "drop_path_rate": settings.drop_path})
         return
-    with torch.device("meta"), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with meta_device(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         if kind == "segment":
             spec, _ = backbone_spec(settings, 3)
             build_segmentation_network(spec, 3, settings.width, settings.dropout, settings.drop_path)

@@ -5,6 +5,7 @@ from torch import nn
 
 import paucal.backbones
 from paucal.backbones import BackboneSpec
+from paucal.backbones.empty_models import meta_device
 from paucal.objectives import DrLoc, Supervised
 from paucal.training.optimizers import parameter_groups, undecayed_parameters
 
@@ -56,7 +57,7 @@ def test_undecayed__listings_of_submodules_get_full_names():
 
 def test_swin__has_the_published_split_of_tensors():
     # The fact sheet counts 56 decayed and 123 other tensors for Swin-T with the localization head.
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model("swin_tiny_patch4_window7_224")
     head = nn.Sequential(nn.Linear(1536, 512), nn.Linear(512, 512), nn.Linear(512, 2))
     groups = {g["decayed"]: len(g["params"]) for g in parameter_groups(nn.ModuleList([model, head]))}
@@ -67,7 +68,7 @@ def test_swin__has_the_published_split_of_tensors():
     "name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "convnext_atto", "resnet18"]
 )
 def test_groups__hold_every_trainable_parameter_once(name):
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model(name)
     next(iter(model.parameters())).requires_grad_(False)
     groups = parameter_groups(model, lambda n: "head" if n.startswith(("head", "fc")) else "body")

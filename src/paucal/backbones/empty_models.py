@@ -57,29 +57,30 @@ class _NoInitialValues(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func in _FILLS and args and args[0].is_meta:
-            return args[0]
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        tensor = args[0] if args else kwargs.get("tensor")  # torch's initialisers pass all arguments by keyword
+        return tensor if func in _FILLS and tensor.is_meta else func(*args, **kwargs)
 
 
 @contextmanager
 def meta_device() -> Iterator[None]:
     """Build models on the meta device within this context, where tensors have shapes but no values."""
-    with torch.device("meta"), _NoInitialValues(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as warnings about tensors without elements; other code checks the model
+    with torch.device("meta"), _NoInitialValues():
         yield
 
 
 def build_empty(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     """Build a model on the meta device, without initial values."""
-    with meta_device():
+    with meta_device(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such as warnings about tensors without elements; other code checks the model
         return create_model(name, **arguments)
 
 
 def try_size(name: str, image_size: Size, arguments: Mapping[str, Any]) -> FeatureBackbone | None:
     """Build a model on the meta device and run it on one image; return None if the model does not support the size."""
     try:
-        with meta_device():
+        with meta_device(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as warnings about tensors without elements
             model = timm.create_model(name, **arguments)
         patch = patch_size(model)
         if patch is not None and (image_size[0] % patch[0] or image_size[1] % patch[1]):

@@ -9,6 +9,7 @@ from torch import nn
 
 from backbones.families.cvt_parts import convolved, images, stirred
 from paucal.backbones.attention_maps import recorded_attention
+from paucal.backbones.empty_models import meta_device
 from paucal.backbones.families.cvt_esvit import (
     EsvitCvt,
     WindowAttention,
@@ -211,7 +212,7 @@ def test_registered__are_the_published_configurations() -> None:
         ("esvit_cvt_tiny", 0.1, [64, 192, 384, 768]),
         ("esvit_cvt_small", 0.2, [64, 128, 256, 512]),
     ):
-        with torch.device("meta"):
+        with meta_device():
             model = timm.create_model(name)
         assert [info["num_chs"] for info in model.feature_info] == widths
         assert model.stages[-1].blocks[-1].drop_path.drop_prob == pytest.approx(rate)

@@ -7,6 +7,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import paucal.backbones  # noqa: F401 (registers our models)
+from paucal.backbones.empty_models import meta_device
 from paucal.backbones.families import cvt, cvt_drloc, cvt_esvit
 from paucal.backbones.families.common.contract import to_tokens
 from paucal.backbones.weights.start import StartWeights, start_from
@@ -72,7 +73,7 @@ def test_vectors__are_reproduced(name: str, size: int, rule: str) -> None:
     ],
 )
 def test_parameters__are_as_many_as_published(name: str, arguments: dict, expected: int) -> None:
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model(name, **arguments)
     assert sum(p.numel() for p in model.parameters()) == expected
 
@@ -92,7 +93,7 @@ def test_parameters__are_as_many_as_published(name: str, arguments: dict, expect
     ],
 )
 def test_macs__are_as_many_as_published(name: str, size: int, expected: float) -> None:
-    with torch.device("meta"):
+    with meta_device():
         model, images = timm.create_model(name).eval(), torch.zeros(1, 3, size, size)
     with FlopCounterMode(display=False) as counter:
         model(images)
@@ -124,7 +125,7 @@ def test_filter__renames_published_tensors(module, name: str, key: str, ours: st
 @pytest.mark.parametrize("module", [cvt, cvt_drloc, cvt_esvit])
 @pytest.mark.parametrize("name", [*NAMES.values(), "resnet18", "swin_tiny_patch4_window7_224", "vit_mini"])
 def test_filter__leaves_our_own_names_and_foreign_ones_alone(module, name: str) -> None:
-    with torch.device("meta"):
+    with meta_device():
         state = timm.create_model(name).state_dict()
     filtered = module.checkpoint_filter_fn(state, torch.nn.Identity())
     if name == "swin_tiny_patch4_window7_224":  # its `layers.0` are stages as well

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import paucal.backbones  # noqa: F401 (registers our models)
 from paucal.backbones.attention_maps import recorded_attention
+from paucal.backbones.empty_models import meta_device
 from paucal.backbones.families.dhvt import checkpoint_filter_fn
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.weights.start import StartWeights, start_from
@@ -65,7 +66,7 @@ def images(height: int = 32, width: int = 32, count: int = 2, channels: int = 3)
 
 
 def meta(name: str, **arguments: object) -> nn.Module:
-    with torch.device("meta"):
+    with meta_device():
         return timm.create_model(name, **arguments)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import paucal.backbones  # noqa: F401 (registers our models)
 from backbones.dhvt_ablations import ABLATIONS, PLAIN, TINY, Ablation
 from paucal.backbones import BackboneSpec
+from paucal.backbones.empty_models import meta_device
 from paucal.backbones.families.dhvt import Dhvt
 from paucal.backbones.families.dhvt_layers import DhvtParts
 
@@ -78,7 +79,7 @@ def images(height: int = 32, width: int = 32, count: int = 2) -> Tensor:
 
 @pytest.mark.parametrize("row", ABLATIONS, ids=lambda row: f"{row.source}: {row.name}")
 def test_rows__have_the_parameters_that_their_parts_add_up_to(row: Ablation) -> None:
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model(row.model, **row.arguments)
     assert sum(parameter.numel() for parameter in model.parameters()) == EXPECTED[row.name]
     heads = row.arguments.get("num_heads", 4)

@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import paucal.backbones  # noqa: F401 (registers our models)
+from paucal.backbones.empty_models import meta_device
 from paucal.backbones.families.flavours import checkpoint_filter_fn
 from paucal.backbones.weights.checkpoints import rename_resnet
 from vectors import recorded
@@ -36,7 +37,7 @@ def build(name: str, **arguments: object) -> nn.Module:
 
 @pytest.mark.parametrize(("name", "classes", "parameters", "cost"), COUNTS)
 def test_variants__have_the_published_sizes_and_cost(name: str, classes: int, parameters: int, cost: float) -> None:
-    with torch.device("meta"):
+    with meta_device():
         model, counter = timm.create_model(name, num_classes=classes).eval(), FlopCounterMode(display=False)
         with counter:
             model(torch.zeros(1, 3, 224, 224))
@@ -153,7 +154,7 @@ def test_esvit_vit__refuses_a_class_token_without_position() -> None:
 
 
 def test_resnet__takes_the_names_of_drlocs_sequence() -> None:
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model("resnet50", num_classes=100)
     names = {name: torch.zeros(0) for name, _, _ in recorded.load("drloc_resnet50")["state_dict"]}
     assert list(rename_resnet(names)) == list(model.state_dict())

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from paucal.backbones.empty_models import meta_device
 from paucal.backbones.families.lvvit import LvVit
 from paucal.backbones.families.lvvit_layers import STEMS, LvVitAttention, LvVitBlock, LvVitStem
 
@@ -46,7 +47,7 @@ def naive_stem(stem: LvVitStem, x: Tensor, kernels: tuple[int, ...], strides: tu
 def test_stem__has_the_convolutions_of_the_table(name: str) -> None:
     kernels, strides, parameters = TABLE[name]
     assert set(TABLE) == set(STEMS)
-    with torch.device("meta"):
+    with meta_device():
         whole = LvVit(stem=name, skip_lam=1.0, aux_head=False)
     assert sum(p.numel() for p in whole.parameters()) == parameters
     torch.manual_seed(1)

@@ -6,6 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import paucal.backbones  # noqa: F401 (registers our models)
+from paucal.backbones.empty_models import meta_device
 from paucal.backbones.families.lvvit import LvVit, checkpoint_filter_fn
 from paucal.backbones.weights.start import StartWeights, start_from
 from vectors import recorded
@@ -45,7 +46,7 @@ LARGE_SIZES = [
     [*SIZES, *(pytest.param(*size, marks=pytest.mark.slow) for size in LARGE_SIZES)],
 )
 def test_variants__have_the_published_parameters_and_cost(name: str, pixels: int, parameters: int, cost: float) -> None:
-    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with meta_device(), torch.no_grad(), FlopCounterMode(display=False) as counter:
         model = timm.create_model(name, img_size=pixels).eval()
         model(torch.zeros(1, 3, pixels, pixels))
     assert sum(p.numel() for p in model.parameters()) == parameters
@@ -53,7 +54,7 @@ def test_variants__have_the_published_parameters_and_cost(name: str, pixels: int
 
 
 def test_variants__differ_as_published() -> None:
-    with torch.device("meta"):
+    with meta_device():
         models = {name: timm.create_model(name) for name, pixels, *_ in SIZES if pixels == 224}
     divisors = {name: 1 / model.blocks[0].branch_scale for name, model in models.items()}
     assert divisors["lvvit_t"] == divisors["lvvit_vit_s"] == 1
@@ -96,7 +97,7 @@ def test_published_weights__give_the_recorded_outputs(name: str, rule: str) -> N
 def test_position_table__of_the_384_model_is_resampled_as_the_published_loader_does() -> None:
     run = recorded.load("lvvit_s_384")["runs"][0]
     stored = recorded.filled_state(recorded.load("lvvit_s"))
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model("lvvit_s", img_size=384)
     recorded.require_grid(checkpoint_filter_fn(stored, model)["pos_embed"], run, "pos_embed")
 

@@ -11,6 +11,7 @@ from torchvision.models.swin_transformer import shifted_window_attention
 
 import paucal.backbones  # noqa: F401 (registers our models)
 from paucal.backbones.attention_maps import recorded_attention
+from paucal.backbones.empty_models import meta_device
 from paucal.backbones.families.swin_esvit import PaddedSwinBlock, attend_windows
 
 # Parameters without the head, GMACs at 224 pixels, and the window of each stage.
@@ -44,7 +45,7 @@ def block_of(model: nn.Module, stage: int, shifted: bool) -> PaddedSwinBlock:
 
 
 def gmacs(name: str, side: int, **arguments: object) -> float:
-    with torch.device("meta"):
+    with meta_device():
         model, counter = timm.create_model(name, num_classes=0, **arguments).eval(), FlopCounterMode(display=False)
         with counter:
             model(torch.zeros(1, 3, side, side))
@@ -55,7 +56,7 @@ def gmacs(name: str, side: int, **arguments: object) -> float:
 def test_variants__have_the_published_sizes_and_windows(
     name: str, parameters: int, cost: float, windows: tuple[int, ...]
 ) -> None:
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model(name, num_classes=0)
     assert sum(p.numel() for p in model.parameters()) == parameters
     for stage, (window, grid) in enumerate(zip(windows, (56, 28, 14, 7), strict=True)):

@@ -7,6 +7,7 @@ from torch import nn
 from torchvision.models.swin_transformer import shifted_window_attention
 
 import paucal.backbones  # noqa: F401 (registers our models)
+from paucal.backbones.empty_models import meta_device
 from paucal.backbones.families.swin_esvit import PaddedSwinBlock
 from paucal.backbones.families.swin_padded import ARGUMENTS_BY_NAME, PREFIX
 from paucal.rules.model_and_size import drop_path
@@ -31,7 +32,7 @@ def pair(side: int = 224) -> tuple[nn.Module, nn.Module]:
 
 @pytest.mark.parametrize("name", ARGUMENTS_BY_NAME)
 def test_models__have_the_parameters_and_the_weights_of_timm_s(name: str):
-    with torch.device("meta"):
+    with meta_device():
         ours, theirs = (timm.create_model(one) for one in (f"{PREFIX}{name}", name))
     assert {key: value.shape for key, value in ours.state_dict().items()} == {
         key: value.shape for key, value in theirs.state_dict().items()

@@ -7,6 +7,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import paucal.backbones  # noqa: F401 (registers our models)
+from paucal.backbones.empty_models import meta_device
 from paucal.backbones.weights.start import StartWeights, start_from
 from vectors import recorded
 
@@ -26,7 +27,7 @@ SIZES = {
 
 def parameters(name):
     """Count by hand, from the sizes of the layers, what the sheet does not list."""
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model(name)
     width, depth, hidden = model.embed_dim, len(model.blocks), model.blocks[0].mlp.fc1.out_features
     block = 4 * width**2 + 2 * width * hidden + hidden + 6 * width
@@ -40,7 +41,7 @@ FAST = ("t2t_vit_7", "t2t_vit_14", "t2t_vit_t_14")
 @pytest.mark.parametrize("name", [one if one in FAST else pytest.param(one, marks=pytest.mark.slow) for one in SIZES])
 def test_variants__have_the_published_parameters_and_multiplications(name) -> None:
     every, trainable, multiplications = SIZES[name]
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model(name).eval()
         with FlopCounterMode(display=False) as counter:
             model(torch.empty(1, 3, 224, 224))

@@ -9,6 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import paucal.backbones  # noqa: F401 (registers our models)
+from paucal.backbones.empty_models import meta_device
 from paucal.backbones.families.vil import VisionLongformer
 from paucal.backbones.families.vil_attention import AttentionSettings, FullAttention, SparseAttention
 from paucal.backbones.families.vil_layers import resize_positions
@@ -62,7 +63,7 @@ def logits(model, size=SIZE):
     ],
 )
 def test_parameters__are_those_of_the_published_programs(name, arguments, count):
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model(name, **arguments)
     assert sum(p.numel() for p in model.parameters()) == count
 
@@ -77,7 +78,7 @@ def test_parameters__are_those_of_the_published_programs(name, arguments, count)
 )
 def test_arithmetic__is_the_published_less_what_was_computed_twice(name, published, twice):
     """The published programs project keys and values a second time for the global tokens, with equal weights."""
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model(name).eval()
         x = torch.zeros(1, 3, 224, 224)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -252,7 +253,7 @@ def test_blocks__are_read_without_their_global_tokens():
     ],
 )
 def test_arguments__that_do_not_fit_are_refused(arguments, message):
-    with torch.device("meta"), pytest.raises(ValueError, match=message):
+    with meta_device(), pytest.raises(ValueError, match=message):
         VisionLongformer(**arguments)
 
 

@@ -9,6 +9,7 @@ import timm
 import torch
 from PIL import Image
 
+from paucal.backbones.empty_models import meta_device
 from paucal.backbones.weights.inputs import timm_preprocessing
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.published import read_timm
@@ -92,7 +93,7 @@ def test_named_in_order__refuses_other_shapes():
 def test_table__says_what_timm_says(one):
     config = timm.get_pretrained_cfg(one.name, allow_unregistered=False)
     assert config.license.lower() == one.licence.lower()
-    with torch.device("meta"):
+    with meta_device():
         parameters = sum(p.numel() for p in timm.create_model(one.name, pretrained=False).parameters())
     assert one.megabytes == pytest.approx(4 * parameters / 1e6, rel=0.03)
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from paucal.backbones import BackboneSpec, FeatureBackbone
+from paucal.backbones.empty_models import meta_device
 from paucal.backbones.stage_maps import PyramidBackbone
 from paucal.tasks.segmentation.network import (
     FcnHead,
@@ -36,14 +37,14 @@ def counted_head(channels, classes, width) -> int:
 
 @pytest.mark.parametrize(("channels", "width"), [((96, 192, 384, 768), 512), ((24, 40, 112, 320), 64), ((8, 16), 12)])
 def test_head__has_the_layers_of_the_papers(channels, width):
-    with torch.device("meta"):
+    with meta_device():
         head = UperHead(channels, 150, width)
     assert count(head) == counted_head(channels, 150, width)
 
 
 def test_swin_tiny__has_the_published_number_of_parameters():
     """60 M in the Swin paper's table 3, with the auxiliary head."""
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=0)
         norms = sum(2 * n for n in (96, 192, 384, 768))  # a layer norm on each map, in the place of the last norm
         head, auxiliary = UperHead((96, 192, 384, 768), 150), FcnHead(384, 150)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import box_iou
 
+from paucal.backbones.empty_models import meta_device
 from paucal.objectives.finetuning import FineTuning
 from paucal.tasks.detection.network.cascade import CascadeHeads, likeliest_class
 from paucal.tasks.detection.network.detector import Detector, build_detector
@@ -203,7 +204,7 @@ def test_l1__is_the_sum_of_differences_over_all_that_are_drawn():
     ],
 )
 def test_proposals__are_as_many_as_published(options: dict, training: tuple[int, int], testing: tuple[int, int]):
-    with torch.device("meta"):
+    with meta_device():
         detector = build_detector(SPECS["convolutional"], 3, DetectorOptions(**{**TINY, "proposals": 2000, **options}))
     found = detector.proposals
     for mode, expected in ((True, training), (False, testing)):
