@@ -160,7 +160,7 @@ def _is_resource_limit(problem: BaseException) -> bool:
 
 
 def _terminate_workers(problem: BaseException) -> None:
-    """Terminate the worker processes that were started; torch does not do so if its iterator cannot be created."""
+    """Terminate the worker processes that already run; torch leaves them running if it fails to start another."""
     for frame, _ in traceback.walk_tb(problem.__traceback__):
         iterator = frame.f_locals.get("self")
         if isinstance(iterator, _BaseDataLoaderIter):

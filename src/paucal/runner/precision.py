@@ -22,7 +22,7 @@ from paucal.runner.input_images import InputImages
 def choose_precision_for_images(
     model: TrainedModel, requested_precision: str | None, pictures: InputImages, console: Console
 ) -> PrecisionChoice:
-    """Return the requested precision; if there is none, measure which precision is faster, and print the result."""
+    """Return the requested precision. Without one, measure which precision is faster, and print the result."""
     if requested_precision is not None:
         return EXPLICIT_CHOICES[requested_precision]
     sample: list[Image.Image] = []

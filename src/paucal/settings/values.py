@@ -5,7 +5,7 @@ import json
 import math
 import os
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -108,15 +108,18 @@ def with_settings_signature(settings_type: type) -> Callable[[F], F]:
     return decorate
 
 
-def describe_expected(types: Iterable[type], choices: str = "") -> str:
+def describe_expected(types: Iterable[type], choices: Sequence[str] = ()) -> str:
     """Return the part of an error message that names the valid types and choices of a setting.
 
     Example:
-        >>> describe_expected([int], "'auto'")
+        >>> describe_expected([int], ["auto"])
         "expected a whole number or 'auto'"
+        >>> describe_expected([], ["on", "off"])
+        "expected one of 'on', 'off'"
     """
-    choice_text = f"one of {choices}" if "," in choices else choices
-    type_names = [*(TYPE_NAMES[value_type] for value_type in types), *([choice_text] if choices else [])]
+    type_names = [TYPE_NAMES[value_type] for value_type in types]
+    if choices:
+        type_names.append(f"{'one of ' if len(choices) > 1 else ''}{', '.join(map(repr, choices))}")
     return f"expected {' or '.join(type_names)}" if type_names else "the value has the wrong type"
 
 
@@ -150,11 +153,11 @@ def _member_types(hint: Any) -> list[Any]:
     return [hint] if plain else [m for m in typing.get_args(hint) if m is not type(None)] or [hint]
 
 
-def _allowed_types(hint: Any) -> tuple[list[type], str]:
-    """Return the scalar types that a hint (or a list's entries) may have, and the valid choices as text."""
+def _allowed_types(hint: Any) -> tuple[list[type], list[str]]:
+    """Return the scalar types that a hint (or a list's entries) may have, and the valid choices."""
     members = [typing.get_args(m)[0] if _is_list(m) else m for m in _member_types(hint)]
     choices = [choice for m in members if _is_literal(m) for choice in typing.get_args(m)]
-    return [scalar_type for scalar_type in TYPE_NAMES if scalar_type in members], ", ".join(map(repr, choices))
+    return [scalar_type for scalar_type in TYPE_NAMES if scalar_type in members], choices
 
 
 def _convert_to_hint(value: Any, hint: Any, parse_text: bool) -> Any:

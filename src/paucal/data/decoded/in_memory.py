@@ -90,7 +90,7 @@ def cache_images(
         progress: Function called with (images done, total images) from the calling thread.
 
     Returns:
-        The set without unreadable images (with a `CachedStore` if it fits), and the keys of the unreadable images.
+        The set without unreadable images (with a `InMemoryStore` if it fits), and the keys of the unreadable images.
 
     Raises:
         UserError: Images are unreadable and `on_bad` is "refuse", or no image is readable.

@@ -85,7 +85,7 @@ def _settings_at_stage(settings: Any, epochs: int) -> Any:
 
 
 def _superseded_settings(settings: Any, origins: Mapping[str, str]) -> Collection[str]:
-    """Return the names of recipe settings that do not apply because of given settings; see `Entry.superseded`."""
+    """Return the names of recipe settings that given settings make void; see `MethodOrLoss.superseded`."""
     superseded = ["region_after"] if settings.tasks == "view" and "tasks" in origins else []
     superseded += ["tasks"] if settings.region_after is not None and "region_after" in origins else []
     if settings.pipeline in ("alike", "deit") and "pipeline" in origins:
