@@ -58,8 +58,11 @@ class _NoInitialValues(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        tensor = args[0] if args else kwargs.get("tensor")  # torch's initialisers pass all arguments by keyword
-        return tensor if func in _FILLS and tensor.is_meta else func(*args, **kwargs)
+        if func in _FILLS:
+            tensor = args[0] if args else kwargs["tensor"]  # torch's initialisers pass all arguments by keyword
+            if tensor.is_meta:
+                return tensor
+        return func(*args, **kwargs)
 
 
 @contextmanager
