@@ -90,7 +90,7 @@ def test_run__ends_within_a_tenth_of_its_time(seconds, budget, monkeypatch):
     assert len(plan.changes) <= 25
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.floats(5, 200), st.floats(0.3, 5.0)), min_size=1, max_size=6), st.floats(100, 2000))
 @example([(123.0, 2.5), (122.0, 3.5), (5.0, 0.3125)], 311.0)  # eleven times faster in the last fifth
 def test_run__keeps_its_time_under_any_load(phases, budget):
@@ -242,7 +242,7 @@ def changed_plans(draw):
     return Plan(total, 10, changes=tuple(changes))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(changed_plans())
 def test_position__follows_a_simple_walk_and_ends_with_the_plan(plan):
     ends = {change.step: change.total_steps for change in plan.changes}
