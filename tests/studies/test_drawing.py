@@ -5,13 +5,11 @@ from pathlib import Path
 import pytest
 
 import paucal
-from paucal.studies import launch, outcome
+from paucal.studies import launch, numbers
 from paucal.studies.counting import count_model
-from paucal.studies.drawing import describe_sources, efficiency_figure, points_of
-from paucal.studies.numbers import Measurement, full_folder, measured_in_other_studies
-from paucal.studies.outcome import collect_numbers
+from paucal.studies.numbers import Measurement, collect_numbers, full_folder, measured_in_other_studies
 from paucal.studies.study import Architecture, Column, Model, Row, Study
-from paucal.studies.tables import write_results
+from paucal.studies.tables import describe_sources, efficiency_figure, points_of, write_results
 from paucal.studies.timing import ModelSpeed, ModelSpeeds, Quartiles
 from paucal.types import UserError
 
@@ -100,7 +98,7 @@ def test_numbers__of_another_study_are_those_that_it_has_written(tmp_path: Path)
 def test_study__draws_the_figure_and_quotes_what_was_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     speeds = {"DINO DeiT-S/16": ModelSpeed(Quartiles(2.0, 2.0, 2.0), None)}
     monkeypatch.setattr(launch, "time_models", lambda *rest: ModelSpeeds(speeds, "timed on a watch"))
-    monkeypatch.setattr(outcome, "counted_value", lambda *rest: None)  # which takes seconds for each model
+    monkeypatch.setattr(numbers, "counted_value", lambda *rest: None)  # which takes seconds for each model
     found = paucal.study("esvit-figure-1", output=str(tmp_path / "study-esvit-figure-1"))
     assert (tmp_path / "study-esvit-figure-1" / "figure.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "study-esvit-figure-1" / "study.html").read_text()

@@ -11,7 +11,7 @@ from paucal.rules.facts import DataAndMachine
 from paucal.settings.options import check_ranges
 from paucal.studies import grids
 from paucal.studies.call import DataLocations, find_locations
-from paucal.studies.listing import how_to_get
+from paucal.studies.descriptions import how_to_get
 from paucal.studies.plan import plan_runs
 from paucal.studies.reading import studies
 from paucal.studies.settings import StudySettings

@@ -7,12 +7,12 @@ import pytest
 
 from paucal.runner.console import SilentConsole
 from paucal.runs import RunFolder
+from paucal.studies.descriptions import format_published
 from paucal.studies.grids import shown_settings
-from paucal.studies.outcome import collect_numbers
+from paucal.studies.numbers import collect_numbers
 from paucal.studies.plan import plan_all_runs, plan_runs
 from paucal.studies.reading import studies
 from paucal.studies.tables import shown_rows
-from paucal.studies.words import format_published
 from paucal.types import UserError
 from paucal.verbs.compare.grid import (
     EVALUATION,

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from paucal.studies.listing import describe_hours
+from paucal.studies.descriptions import describe_hours, format_hours, gpu_hours
 from paucal.studies.plan import plan_runs, with_given_start
 from paucal.studies.reading import studies
-from paucal.studies.words import format_hours, gpu_hours
 from paucal.types import UserError
 
 

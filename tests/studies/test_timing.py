@@ -7,8 +7,8 @@ import torch
 
 from paucal.runner.console import RecordingConsole
 from paucal.studies import timing
-from paucal.studies.listing import describe_status
-from paucal.studies.outcome import collect_numbers
+from paucal.studies.descriptions import describe_status
+from paucal.studies.numbers import collect_numbers
 from paucal.studies.reading import studies
 from paucal.studies.settings import StudySettings
 from paucal.studies.study import Architecture, Column, Model, Row, Study

@@ -13,7 +13,7 @@ from paucal.data.sources.opening import open_digits
 from paucal.runner.console import SilentConsole
 from paucal.runs import RunFolder
 from paucal.studies.call import study_folder
-from paucal.studies.outcome import collect_numbers
+from paucal.studies.numbers import collect_numbers
 from paucal.studies.plan import plan_runs
 from paucal.studies.reading import studies
 from paucal.studies.scenes import SCENES, START_DIGITS, UNFINISHED, draw_data_sets, draw_scene, split_digits

@@ -6,11 +6,11 @@ import pytest
 
 from paucal.runner.console import SilentConsole
 from paucal.runs.grid_files import is_grid_folder
-from paucal.studies.call import Call, DataLocations, with_given_images
+from paucal.studies.call import Call, DataLocations, with_given_images, with_starts
+from paucal.studies.grids import with_start_images
 from paucal.studies.plan import plan_runs
 from paucal.studies.reading import studies
 from paucal.studies.settings import StudySettings
-from paucal.studies.starts import with_start_images, with_starts
 from paucal.types import UserError
 from paucal.verbs.compare.grid import START, Grid, make_cell, read_grid, verb_settings
 from paucal.verbs.compare.preparation import prepare_grid

@@ -50,7 +50,7 @@ def _list_studies(extra_word: str | None) -> int:
         raise UserError(
             f"unknown word {extra_word!r} after 'list'; to see one study use 'paucal study show {extra_word}'."
         )
-    from paucal.studies.listing import list_studies
+    from paucal.studies.descriptions import list_studies
 
     _print_table(*list_studies())
     return 0
@@ -59,7 +59,7 @@ def _list_studies(extra_word: str | None) -> int:
 def _show_study(name: str | None) -> int:
     if name is None:
         raise UserError("'paucal study show' needs the NAME of a study: 'paucal study list' lists all studies.")
-    from paucal.studies.listing import show
+    from paucal.studies.descriptions import show
 
     table, sentences = show(name)
     _print_table(None, sentences[:1])

@@ -12,13 +12,13 @@ from paucal.runner.outputs import output_path, refuse_inside_images
 from paucal.runs.folder import RUNS_FOLDER
 from paucal.runs.grid_files import GRID_FILE, is_grid_folder
 from paucal.runs.writable import check_folder_writable
-from paucal.studies.drawing import FIGURE_FILE
 from paucal.studies.numbers import RESULTS_FILE
-from paucal.studies.plan import PlannedRun
+from paucal.studies.plan import PlannedRun, with_given_start
 from paucal.studies.reading import data_sets
 from paucal.studies.scenes import UNFINISHED
 from paucal.studies.settings import StudySettings
 from paucal.studies.study import Scale, Study
+from paucal.studies.tables import FIGURE_FILE
 from paucal.types import UserError
 from paucal.verbs.compare.settings import GridSettings
 from paucal.wording import did_you_mean
@@ -30,36 +30,26 @@ MAX_NAME_LENGTH = 60  # largest number of characters of a folder's name
 
 @dataclass(frozen=True)
 class DataLocations:
-    """Where the images of a study's runs are.
+    """Where the images of a study's runs are."""
 
-    Attributes:
-        by_name: Location of the images (DATA on the command line) for each data set that a run reads, by the data set's
-            name.
-        shared: Other settings for reading images, which are the same for all runs, such as `data_root` and `workers`.
-        start_images: Location of the images on which the initial weights are trained at a smaller scale; "" if no
-            initial weights are trained, or if they are trained on the images of the rows.
-    """
-
-    by_name: Mapping[str, str]
-    shared: Mapping[str, Any]
+    by_name: Mapping[str, str]  # location of the images (DATA on the command line) by the name of the data set
+    shared: Mapping[str, Any]  # other settings for reading images, such as `data_root`, which all runs share
+    # Location of the images on which initial weights are trained at a smaller scale; "" if no initial weights are
+    # trained, or if they are trained on the images of the rows.
     start_images: str = ""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of `paucal study NAME`.
-
-    `small` is the reduced scale, with smaller models and fewer images; None at full scale. `command` is the command
-    line or Python call that repeats this call.
-    """
+    """One call of `paucal study NAME`."""
 
     study: Study
     runs: Sequence[PlannedRun]
-    small: Scale | None
+    small: Scale | None  # None at full scale
     settings: StudySettings
     locations: DataLocations
     folder: Path
-    command: str
+    command: str  # command line or Python call that repeats this call
     console: Console
 
     @property
@@ -69,15 +59,15 @@ class Call:
             return self.settings.seeds
         return list((self.small or self.study).seeds)
 
+    @property
+    def workers(self) -> GridSettings:
+        """The settings of the workers, without seeds and output folder."""
+        settings = self.settings
+        return GridSettings(jobs=settings.jobs, on=settings.on, slurm=settings.slurm, retry=settings.retry)
+
     def grid_settings(self, output: Path, seeds: Sequence[int] | None = None) -> GridSettings:
         """Return the settings of the grid in the folder `output`, by default with the seeds of the call."""
-        seeds = self.seeds if seeds is None else list(seeds)
-        return replace(worker_settings(self.settings), seeds=seeds, output=str(output))
-
-
-def worker_settings(settings: StudySettings) -> GridSettings:
-    """Return the settings of the workers, without seeds and output folder."""
-    return GridSettings(jobs=settings.jobs, on=settings.on, slurm=settings.slurm, retry=settings.retry)
+        return replace(self.workers, seeds=self.seeds if seeds is None else list(seeds), output=str(output))
 
 
 def require_runnable(study: Study, settings: StudySettings) -> None:
@@ -106,11 +96,7 @@ def require_runnable(study: Study, settings: StudySettings) -> None:
 
 
 def study_folder(study: Study, settings: StudySettings, locations: Mapping[str, str]) -> Path:
-    """Return the output folder of a study, which may not exist yet.
-
-    Raise a UserError if the folder contains files that do not belong to a study, or if it contains runs on other
-    images.
-    """
+    """Return the output folder of a study, which may not exist yet; refuse other files and runs on other images."""
     default = f"study-{study.name}-{settings.scale}" if study.trains else f"study-{study.name}"
     folder = output_path(settings.output, RUNS_FOLDER / default)
     for path in locations.values():
@@ -134,14 +120,12 @@ def study_folder(study: Study, settings: StudySettings, locations: Mapping[str, 
 
 
 def with_given_images(runs: Sequence[PlannedRun], settings: StudySettings) -> list[PlannedRun]:
-    """Return the runs; if `--data` is given at a smaller scale, replace the images of the scale with these images.
-
-    The scale's setting `classes` is then removed, since it does not apply to the classes of the given images.
-    """
+    """Return the runs; if `--data` is given at a smaller scale, replace the images of the scale with these images."""
     if settings.scale == "full" or not settings.data:
         return list(runs)
     name, replaced = folder_name(settings.data[0]), []
     for run in runs:
+        # The scale's `classes` are not classes of the given images.
         values = {key: value for key, value in run.settings.items() if key != "classes"}
         replaced.append(replace(run, data=name, evaluated=name, settings=values))
     return replaced
@@ -187,3 +171,39 @@ def find_locations(settings: StudySettings, runs: Sequence[PlannedRun]) -> DataL
         if name not in location_of and not (data_set := data_sets()[name]).named:
             raise UserError(f"{data_set.title} cannot be opened by name: {data_set.how}, with --data {name}=DATA.")
     return DataLocations({name: location_of.get(name) or data_sets()[name].named for name in needed_data}, shared)
+
+
+def with_starts(call: Call) -> Call:
+    """Return a full-scale call whose runs start from the weights given with `--init`, else from published weights."""
+    study, runs = call.study, call.runs
+    if not study.starts or call.small is not None:  # at a smaller scale, the initial weights are trained first
+        return call
+    init_of_start: dict[str, str] = {}
+    for argument in call.settings.init:
+        name, _, init = argument.partition("=")
+        if name not in study.starts or not init:
+            raise UserError(f"--init: expected NAME=RUN with NAME one of {', '.join(study.starts)}, got {argument!r}.")
+        if name in init_of_start:
+            raise UserError(f"--init: {name!r} is given twice: give it once.")
+        init_of_start[name] = init
+    _require_starts(study, runs, init_of_start)
+    inits = [init_of_start.get(run.row.start) for run in runs]
+    started = [with_given_start(study, run, init) if init else run for run, init in zip(runs, inits, strict=True)]
+    return replace(call, runs=started)
+
+
+def _require_starts(study: Study, runs: Sequence[PlannedRun], init_of_start: Mapping[str, str]) -> None:
+    incomplete = [run for run in runs if run.row.start not in init_of_start and not study.starts[run.row.start].init]
+    missing = list(dict.fromkeys(run.row.start for run in incomplete))
+    if not missing:
+        return
+    rows = list(dict.fromkeys(run.row.name for run in incomplete))
+    needed_starts = " and ".join(f"{name} ({study.starts[name].words})" for name in missing)
+    flags = " ".join(f"{name}=RUN_OR_FILE" for name in missing)
+    verb_text, pronoun = "needs" if len(rows) == 1 else "need", "it" if len(missing) == 1 else "them"
+    has_others = any(run.row.name not in rows for run in runs)
+    leave_text = f", or exclude the rows that need {pronoun} with --rows" if has_others else ""
+    raise UserError(
+        f"{', '.join(rows)} of {study.name} {verb_text} the initial weights {needed_starts}: give --init {flags}"
+        f"{leave_text}."
+    )

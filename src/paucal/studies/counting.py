@@ -23,23 +23,15 @@ from paucal.tasks.segmentation.cost import segmenter_cost
 
 @dataclass(frozen=True)
 class ModelCost:
-    """The parameters of a model in millions, including frozen ones, and its multiply-adds for one image in billions.
+    """The size of a model, and its multiply-adds for one image in billions (None if they cannot be counted)."""
 
-    `gmacs` leaves out the two matrix products of attention, as fvcore does, and `gmacs_all` includes these products. A
-    number of multiply-adds is None if it cannot be counted.
-    """
-
-    params: float
-    gmacs: float | None
-    gmacs_all: float | None
+    params: float  # parameters in millions, including frozen ones
+    gmacs: float | None  # without the two matrix products of attention, as fvcore counts
+    gmacs_all: float | None  # with these products
 
 
 def counted_value(study: Study, row: Row, column: Column) -> float | None:
-    """Return the parameters (millions) or multiply-adds (billions) of a row's published model.
-
-    The metric of the column determines which of these numbers is returned. The result is None if the number cannot be
-    counted or if the row has no model.
-    """
+    """Return the number of a row's published model that the column counts; None without a model or a count."""
     if not row.model:
         return None
     classes = row.classes if row.classes is not None else column.classes
@@ -56,8 +48,7 @@ def counted_value(study: Study, row: Row, column: Column) -> float | None:
 def count_model(name: str, side: int, model_args: tuple[str, ...], classes: int) -> ModelCost:
     """Count the parameters and multiply-adds of a timm model for square images of `side` pixels.
 
-    `model_args` are arguments of the model's constructor, each as NAME=VALUE. With 0 classes, the model has no
-    classifier.
+    With 0 classes, the model has no classifier.
     """
     keyword_args = model_arguments(model_args)
     # Of the fitted arguments, only the image size is used, since some models need this argument.
@@ -92,10 +83,8 @@ def count_network(
 ) -> ModelCost:
     """Count the parameters and multiply-adds of a mask detector (with 1,000 proposals) or of a segmenter.
 
-    `network` is "detector", "cascade" (both are mask detectors) or "upernet" (a segmenter).
-    `name` and `model_args` describe the backbone. `shape` is the image size, (height, width) in pixels. `width` is the
-    number of channels of the segmenter's head; the auxiliary head is counted too. If `classes` is None, a detector has
-    the 80 classes of COCO, and a segmenter the 150 classes of ADE20K.
+    See `Model` for the arguments; `name` and `model_args` describe the backbone. The segmenter's auxiliary head is
+    counted too. If `classes` is None, a detector has the 80 classes of COCO, and a segmenter the 150 of ADE20K.
     """
     spec = BackboneSpec(name, 0, image_size=(shape[0], shape[1]), arguments=model_arguments(model_args))
     if network == "upernet":

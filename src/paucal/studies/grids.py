@@ -1,4 +1,9 @@
-"""The grids of a study. A grid contains the runs for all rows and seeds on one data set."""
+"""The grids of a study. A grid contains the runs for all rows and seeds on one data set.
+
+In code, one set of initial weights of the rows is called a "start". At full scale, initial weights are published
+weights or the weights of `--init`. At a smaller scale, the initial weights are trained first, in separate grids of
+runs, and never on the test images of a row.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +19,27 @@ from paucal.models.frozen import random_backbone
 from paucal.recipes.segmentation import SCALES
 from paucal.rules.backbone import model_arguments
 from paucal.rules.facts import device_or_best
-from paucal.studies.call import Call
-from paucal.studies.plan import PlannedRun
-from paucal.studies.starts import fraction_setting, open_labelled_images, prepare_starts, with_starts
+from paucal.runner.console import Console
+from paucal.runs.grid_files import is_grid_folder
+from paucal.studies.call import Call, DataLocations, with_starts
+from paucal.studies.descriptions import describe_run, describe_settings
+from paucal.studies.plan import PlannedRun, initial_weights_settings
+from paucal.studies.scenes import DRAWN_FOLDER, OTHER_DIGITS, SCENES, START_DIGITS, draw_data_sets
+from paucal.studies.settings import StudySettings
 from paucal.studies.study import Architecture, Scale
-from paucal.studies.words import describe_run, describe_settings
 from paucal.types import UserError
-from paucal.verbs.compare.grid import EVAL, EVALUATION, MODEL, START, Grid, cells_of, state_of, verb_settings
+from paucal.verbs.compare.grid import (
+    EVAL,
+    EVALUATION,
+    MODEL,
+    START,
+    STARTS,
+    Grid,
+    cells_of,
+    read_grid,
+    state_of,
+    verb_settings,
+)
 from paucal.verbs.compare.jobs import GridImages, open_images
 from paucal.verbs.compare.preparation import prepare_grid
 from paucal.verbs.compare.running import are_all_cells_final, run_workers
@@ -40,6 +59,9 @@ TIMED_IMAGES = 8  # number of images in the timed forward pass
 # Estimated seconds for the parts of an evaluation other than computing features: opening images, regression, intervals
 # and figures.
 EVALUATION_SECONDS = 20.0
+START_COMMANDS = ("train", "pretrain")  # commands that train initial weights
+# All images of a data set are used if they are at most this many times the number of images that a scale asks for.
+MAX_SIZE_RATIO = 1.05
 
 
 def prepare_grids(call: Call) -> list[Grid]:
@@ -60,8 +82,9 @@ def prepare_grids(call: Call) -> list[Grid]:
         if small is not None and kind == "train" and any(row.maps for row in study.rows_at(small)):
             # All rows use the split of the teacher that made the label maps, even if only some rows are requested.
             arms = _add_label_maps(call, arms, [run.row.maps for run in runs], small, shared)
-        is_frozen = kind == "frozen"
-        feature_timer = _make_feature_timer(call, runs, len(images)) if is_frozen and images is not None else None
+        feature_timer = None
+        if kind == "frozen" and images is not None:
+            feature_timer = _make_feature_timer(call, runs, len(images))
         timing = (images, feature_timer, prepare_first)
         grids.append(prepare_grid(call.grid_settings(call.folder / data), arms, shared, call.command, console, *timing))
     return grids
@@ -80,8 +103,8 @@ def _arm_settings(call: Call, run: PlannedRun, shared: Mapping[str, Any], images
 def _training_settings(call: Call, run: PlannedRun, shared: Mapping[str, Any]) -> dict[str, Any]:
     study, small, settings = call.study, call.small, call.settings
     if small is not None:
-        images = open_labelled_images(shared, run.settings.get("classes"), call.console)
-        return {**run.settings, **fraction_setting(images, small.images), **_start_setting(call, run)}
+        fraction = _fraction_setting(shared, run.settings.get("classes"), small.images, call.console)
+        return {**run.settings, **fraction, **_start_setting(call, run)}
     if run.row.maps and settings.labels is None:
         raise UserError(
             f"{run.row.name!r} is trained with label maps: make label maps with 'paucal label DATA --teacher RUN "
@@ -144,7 +167,7 @@ def _limit_epochs(run: PlannedRun, small: Scale, images: int) -> dict[str, Any]:
 
 
 def _make_feature_timer(call: Call, runs: Sequence[PlannedRun], images: int) -> Callable[[Mapping[str, Any]], float]:
-    """Return a function that estimates how many seconds an evaluation with the settings of a row takes.
+    """Return a function from the settings of a row to the expected seconds of its evaluation.
 
     The function times a forward pass of a few images. `images` is the number of images whose features are computed.
     """
@@ -176,8 +199,8 @@ def _add_label_maps(
 ) -> list[Arm]:
     """Train the teacher, make label maps, and add the maps to the settings of the arms whose `need_maps` is True.
 
-    An arm holds the settings of a row. All arms get the teacher's split, because the label maps contain the labels of
-    the teacher's training images, and these images must not be test images of any arm.
+    All arms get the teacher's split, because the label maps contain the labels of the teacher's training images, and
+    these images must not be test images of any arm.
     """
     selection = {name: arms[0].settings[name] for name in SELECTION_SETTINGS if name in arms[0].settings}
     teacher, maps = _train_teacher(call, selection, small, shared), str(call.folder / "maps")
@@ -222,11 +245,7 @@ def _train_teacher(call: Call, selection: Mapping[str, Any], small: Scale, share
 
 
 def shown_settings(runs: Sequence[PlannedRun], starts: Sequence[Grid], grids: Sequence[Grid]) -> list[dict[str, str]]:
-    """Return the rows of the page's table of settings, with the columns "run", "images" and "settings".
-
-    There is a row for each set of initial weights that the runs use, a row for the settings that all runs share, and a
-    row for the other settings of each run.
-    """
+    """Return the rows of the page's table of settings: initial weights, shared settings, and each run."""
     rows, used_starts = [], {run.row.start for run in runs}
     used_arms = [(start, arm) for start in starts for arm in start.arms if arm.name in used_starts]
     for grid, arm in used_arms:
@@ -247,3 +266,69 @@ def shown_settings(runs: Sequence[PlannedRun], starts: Sequence[Grid], grids: Se
         flags = describe_settings({name: value for name, value in settings.items() if name not in shared})
         rows.append({"run": describe_run(run), "images": run.data, "settings": flags or "no other settings"})
     return rows
+
+
+def with_start_images(locations: DataLocations, small: Scale, settings: StudySettings, folder: Path) -> DataLocations:
+    """Return the locations with the location of the images on which initial weights are trained.
+
+    If the scale uses drawn scenes or digits and DATA is not given, the images are drawn into the study's folder.
+    """
+    start_training = small.start_training
+    if start_training is None or not start_training.data:
+        return locations
+    if settings.data and settings.data[0] == start_training.data:
+        raise UserError(
+            f"--data: the initial weights are trained on {start_training.data} at --scale {settings.scale}, so the "
+            "rows must be tested on other images: remove --data, or give other images."
+        )
+    if settings.data or small.data not in (SCENES, OTHER_DIGITS):
+        return replace(locations, start_images=start_training.data)
+    image_root = draw_data_sets(folder / DRAWN_FOLDER, small.images, small.side).resolve()
+    location_of = {**locations.by_name, small.data: str(image_root / small.data)}
+    return replace(locations, by_name=location_of, start_images=str(image_root / START_DIGITS))
+
+
+def read_starts(folder: Path) -> list[Grid]:
+    """Return the stored grids of runs that train initial weights; the grid that trains with labels comes first."""
+    return [read_grid(folder / STARTS / verb) for verb in START_COMMANDS if is_grid_folder(folder / STARTS / verb)]
+
+
+def prepare_starts(call: Call, rows: Grid) -> None:
+    """Check the initial weights that the rows need, estimate the training time, and store the grids that train them.
+
+    There is one grid for each command that trains initial weights. `rows` is the grid of the runs that need the
+    weights, including unfinished runs of earlier calls, since any worker may compute these runs.
+    """
+    study, small, console = call.study, call.small, call.console
+    if small is None or (start_training := small.start_training) is None:
+        text = f"{study.name} has no images for training initial weights at --scale {call.settings.scale}"
+        raise UserError(f"{text}: use --scale full.")
+    shared = {**call.locations.shared, "data": call.locations.start_images or rows.shared["data"]}
+    for verb in START_COMMANDS:
+        settings = {}
+        for arm in rows.arms:
+            start_verb, name = arm.settings[START]
+            if start_verb == verb and name not in settings:
+                # Initial weights that are trained on the images of the rows use the split and label maps of the rows.
+                like_rows = () if start_training.data else ("split", "labels")
+                parts = {name: value for name, value in arm.settings.items() if name in like_rows}
+                settings[name] = {**initial_weights_settings(study, study.starts[name], small), **parts}
+        if not settings:
+            continue
+        fraction = {}
+        if verb == "train" and start_training.data:
+            fraction = _fraction_setting(shared, start_training.set.get("classes"), start_training.images, console)
+        arms = [Arm(name, None, None, {**values, **fraction}) for name, values in settings.items()]
+        grid_settings = call.grid_settings(call.folder / STARTS / verb, rows.seeds)
+        images = None if verb == "train" else open_images(verb, shared, console)
+        prepare_grid(grid_settings, arms, shared, call.command, console, images)
+
+
+def _fraction_setting(shared: Mapping[str, Any], classes: str | None, count: int, console: Console) -> dict[str, float]:
+    """Return the setting `fraction` that limits training to `count` labelled images; {} if all images are used.
+
+    `classes` is the setting of `paucal train`.
+    """
+    location = {name: shared[name] for name in ("data", "data_root", "download") if name in shared}
+    n_images = open_images("train", {**location, "classes": classes}, console).n_training_images
+    return {} if n_images <= MAX_SIZE_RATIO * count else {"fraction": round(count / n_images, 6)}

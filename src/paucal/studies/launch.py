@@ -22,20 +22,30 @@ from paucal.studies.call import (
     require_runnable,
     study_folder,
     with_given_images,
-    worker_settings,
 )
-from paucal.studies.drawing import FIGURE_FILE, describe_sources, efficiency_figure, points_of
-from paucal.studies.grids import prepare_grids, shown_settings
-from paucal.studies.numbers import RESULTS_FILE, full_folder, measured_in_other_studies
-from paucal.studies.outcome import TableNumber, collect_numbers
+from paucal.studies.descriptions import caveats, describe_scale, format_hours, gpu_hours, without_jobs_0
+from paucal.studies.grids import prepare_grids, read_starts, shown_settings, with_start_images
+from paucal.studies.numbers import (
+    RESULTS_FILE,
+    TableNumber,
+    collect_numbers,
+    full_folder,
+    measured_in_other_studies,
+)
 from paucal.studies.plan import find_scale, plan_all_runs, plan_runs
 from paucal.studies.reading import find_study
 from paucal.studies.settings import StudySettings
-from paucal.studies.starts import read_starts, with_start_images
-from paucal.studies.study import Study
-from paucal.studies.tables import shown_rows, terminal_table, write_results
-from paucal.studies.timing import is_timed, time_models
-from paucal.studies.words import caveats, describe_cost, describe_scale, without_jobs_0
+from paucal.studies.study import TIMED_METRICS, Study
+from paucal.studies.tables import (
+    FIGURE_FILE,
+    describe_sources,
+    efficiency_figure,
+    points_of,
+    shown_rows,
+    terminal_table,
+    write_results,
+)
+from paucal.studies.timing import time_models
 from paucal.types import UserError
 from paucal.verbs.compare.findings import read_grid_results
 from paucal.verbs.compare.grid import Grid, cells_of, read_grid, state_of
@@ -106,7 +116,11 @@ def run_study(name: str, settings: StudySettings, command: str, console: Console
     require_workers(settings.on, settings.slurm, 0 if folder.exists() else settings.jobs)
     call = Call(study, runs, small, settings, locations, folder, command, console)
     console.say(describe_scale(study, small, runs, len(call.seeds)))
-    console.say(describe_cost(study, runs, len(call.seeds)) if small is None else study.telling)
+    if small is None:
+        hours = format_hours(gpu_hours(study, runs, len(call.seeds)))
+        console.say(f"these runs take about {hours} GPU hours (estimated)")
+    else:
+        console.say(study.telling)
     if study.starts and small is not None:
         call = replace(call, locations=with_start_images(locations, small, settings, folder))
     grids = prepare_grids(call)
@@ -119,10 +133,9 @@ def run_study(name: str, settings: StudySettings, command: str, console: Console
 def _compute_grids(call: Call, grids: Sequence[Grid]) -> bool:
     """Let workers compute one grid after the other, and return whether every run is done or has failed.
 
-    Runs of an earlier grid may provide the initial weights of runs of a later grid, so each grid waits for the previous
-    grid.
+    Each grid waits for the previous one, whose runs may provide the initial weights of its runs.
     """
-    workers, console = worker_settings(call.settings), call.console
+    workers, console = call.workers, call.console
     cells = {cell: grid for grid in grids for cell in cells_of(grid) if not state_of(cell).is_final}
     seconds = sum(grid.forecast.get(cell.arm.name, 0.0) for cell, grid in cells.items()) / max(1, workers.jobs)
     if len(grids) > 1 and seconds:
@@ -140,8 +153,7 @@ def _compute_grids(call: Call, grids: Sequence[Grid]) -> bool:
 
 def _write_results(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], all_settled: bool) -> StudyResult:
     study, runs, small, folder = call.study, call.runs, call.small, call.folder
-    all_runs = plan_all_runs(study, call.settings.scale, call.settings.columns)
-    all_runs = with_given_images(all_runs, call.settings)
+    all_runs = with_given_images(plan_all_runs(study, call.settings.scale, call.settings.columns), call.settings)
     # Earlier calls may have stored grids of runs on other data sets.
     other_data = dict.fromkeys(run.data for run in all_runs if run.data not in {grid.folder.name for grid in grids})
     earlier_grids = [read_grid(folder / name) for name in other_data if is_grid_folder(folder / name)]
@@ -177,14 +189,13 @@ def _write_results(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], al
 
 
 def _count_or_time(study: Study, settings: StudySettings, command: str, console: Console) -> StudyResult:
-    """Count the parameters and multiply-adds of a study's models, or time the models, and write the results.
-
-    The published models are counted or timed, so `--scale` has no effect.
-    """
+    """Count the parameters and multiply-adds of a study's published models, or time them, and write the results."""
     folder = study_folder(study, settings, {})
     folder.mkdir(parents=True, exist_ok=True)
-    timed = time_models(study, settings, console) if is_timed(study) else None
-    if timed is None:
+    timed = None
+    if any(column.metric in TIMED_METRICS for column in study.columns):
+        timed = time_models(study, settings, console)
+    else:
         console.say(
             f"{study.name}: counting the parameters and multiply-adds of the published models, a few seconds each; "
             "nothing is trained"

@@ -1,8 +1,12 @@
-"""Measured numbers of a study, computed from runs, from other columns of the table, or from other studies."""
+"""The published and measured numbers of a study, row by row.
+
+A measured number comes from runs, from other columns of the table, from other studies, or from a count or a time.
+"""
 
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +14,13 @@ import numpy as np
 
 from paucal.evaluation.comparison import Difference
 from paucal.reading import read_text
-from paucal.studies.study import Column, Study
+from paucal.studies.counting import counted_value
+from paucal.studies.plan import PlannedRun
+from paucal.studies.study import COUNTED_METRICS, DERIVED_METRICS, TIMED_METRICS, Column, Row, Study, Value
+from paucal.studies.timing import ModelSpeeds, timed_value
 from paucal.types import UserError
-from paucal.verbs.compare.findings import ArmOutcome, Outcome
+from paucal.verbs.compare.findings import ArmOutcome, GridResults, Outcome, read_grid_results, scores_of
+from paucal.verbs.compare.grid import Grid, cells_of, state_of
 
 RESULTS_FILE = "results.csv"
 MAX_BYTES = 1 << 22  # largest size of a `results.csv` that is read
@@ -20,33 +28,170 @@ UNSCALED_METRICS = ("correspondence", "correspondence_distance")  # all other sc
 WIN_DECIMALS = 1  # before wins are counted, percentages are rounded to this number of decimals, as in printed tables
 ScoresBySeed = Mapping[int, float]  # scores by seed
 Numbers = Mapping[tuple[str, str], "Measurement"]  # measurements by (row name, column name)
+NOT_RUN = "not run at this scale"  # reason for a missing measurement
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measured number.
+    """A measured number."""
 
-    Attributes:
-        value: Mean over seeds, in the unit of the column.
-        deviation: Standard deviation over seeds; None if there is only one seed.
-        seeds: Number of seeds, with one run each; 0 if the number is a count or a time.
-        gain: Score minus the score of the row's baseline, in the unit of the column; None if the row has no baseline.
-        difference: The gain as a fraction, with confidence intervals; None if predictions on test images are not
-            stored.
-        random: Score of the same backbone with random weights; None if the study does not evaluate frozen features.
-        low: Lower end of the interval over test images if there is a single run, or the lower quartile of times;
-            otherwise None.
-        high: Upper end of the interval over test images or upper quartile of times, as for `low`.
-    """
-
-    value: float
-    deviation: float | None = None
-    seeds: int = 0
-    gain: float | None = None
-    difference: Difference | None = None
-    random: float | None = None
+    value: float  # mean over seeds, in the unit of the column
+    deviation: float | None = None  # standard deviation over seeds; None if there is only one seed
+    seeds: int = 0  # number of seeds, with one run each; 0 if the number is a count or a time
+    gain: float | None = None  # over the row's baseline, in the unit of the column; None if there is no baseline
+    difference: Difference | None = None  # the gain as a fraction; None if predictions on test images are not stored
+    random: float | None = None  # score of random weights; None if the study does not evaluate frozen features
+    # Ends of the interval over test images if there is a single run, or quartiles of times; otherwise None.
     low: float | None = None
     high: float | None = None
+
+
+@dataclass(frozen=True)
+class TableNumber:
+    """One number of a study's table: the published value and the value measured here."""
+
+    row: Row
+    column: Column
+    published: Value
+    deviation: float | None  # published standard deviation; None if it is not published
+    gain: float | None  # published gain over the row's baseline; None if the row has no baseline
+    measured: Measurement | None
+    why: str = ""  # reason why nothing was measured; "" if there is a measured value
+
+
+@dataclass(frozen=True)
+class RunResults:
+    """The stored results of a study's runs, by (data set name, run name)."""
+
+    requested: Sequence[PlannedRun]
+    all_runs: Sequence[PlannedRun]  # all runs of the scale, whether requested or not
+    trained: Mapping[tuple[str, str], ArmOutcome]  # runs that are trained with labels
+    scored: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]  # scores of all other runs for each seed
+    failed: frozenset[tuple[str, str]]  # runs that failed with every seed
+    timed: ModelSpeeds | None
+    other_studies: Mapping[str, Numbers]  # full-scale numbers of other studies, by study name
+
+    def run_for_cell(self, row: Row, column: Column) -> PlannedRun | None:
+        """Return the run that gives the number of a table cell; None if the study has no such run at this scale."""
+        return next((run for run in self.all_runs if run.row == row and column in run.columns), None)
+
+
+def collect_numbers(
+    study: Study,
+    runs: Sequence[PlannedRun],
+    grids: Sequence[Grid],
+    all_runs: Sequence[PlannedRun] = (),
+    timed: ModelSpeeds | None = None,
+    other_studies: Mapping[str, Numbers] | None = None,
+) -> tuple[list[TableNumber], list[GridResults]]:
+    """Return a line for every number of the table, and the results of the grids whose runs are trained with labels.
+
+    `grids` include the grids of earlier calls. `all_runs` are all runs of the scale, by default the requested `runs`.
+    """
+    findings = [read_grid_results(grid) for grid in grids if grid.verb == "train"]
+    trained = {(result.grid.folder.name, arm.arm.way): arm for result in findings for arm in result.arms}
+    scored: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    states: dict[tuple[str, str], set[str]] = {}
+    for grid in grids:
+        for cell in cells_of(grid):
+            run_key, state = (grid.folder.name, cell.arm.way), state_of(cell).name
+            states.setdefault(run_key, set()).add(state)
+            if grid.verb != "train" and state == "done":
+                rows = cell.run.read_rows() if grid.verb == "pretrain" else []
+                scored.setdefault(run_key, []).append({"seed": cell.seed, "rows": rows, **scores_of(cell)})
+    failed = frozenset(run_key for run_key, names in states.items() if names == {"failed"})
+    run_results = RunResults(runs, all_runs or runs, trained, scored, failed, timed, other_studies or {})
+    lines = []
+    for row in study.rows:
+        for index, column in enumerate(study.columns):
+            deviation, gain = row.deviations[index] if row.deviations else None, _published_gain(study, row, index)
+            measurement = _measured_number(study, row, column, run_results)
+            lines.append(TableNumber(row, column, row.values[index], deviation, gain, *measurement))
+    return lines, findings
+
+
+def _published_gain(study: Study, row: Row, index: int) -> float | None:
+    """Return the published gain over the row's baseline, or over the column's baseline if the row has no baseline."""
+    column = study.columns[index]
+    if column not in study.trained_columns and column.metric != "average":
+        return None
+    if row.against:
+        other = next(other for other in study.rows if other.name == row.against).values[index]
+    elif column.against:
+        other = row.values[[other.name for other in study.columns].index(column.against)]
+    else:
+        return None
+    value = row.values[index]
+    return value - other if isinstance(value, float) and isinstance(other, float) else None
+
+
+def _measured_number(study: Study, row: Row, column: Column, run_results: RunResults) -> tuple[Measurement | None, str]:
+    """Return the measured number in a row and a column, and ""; or None and the reason why there is no number."""
+    if column.metric in COUNTED_METRICS:
+        value = counted_value(study, row, column)
+        return (None, "not built here") if value is None else (Measurement(value), "")
+    if column.study:
+        number = run_results.other_studies.get(column.study, {}).get((row.name, column.name))
+        return number, "quoted" if number is None else ""
+    if column.metric in TIMED_METRICS:
+        if run_results.timed is None:
+            return None, "not timed"
+        spread, reason = timed_value(study, row, column, run_results.timed)
+        if spread is None:
+            return None, reason
+        # The number of the reference row is its published number, so it has no quartiles.
+        low, high = (None, None) if spread.low == spread.high else (spread.low, spread.high)
+        return Measurement(spread.median, low=low, high=high), reason
+    if column.metric in DERIVED_METRICS and row in study.trained_rows:
+        return _derived_number(study, row, column, run_results)
+    if column not in study.trained_columns or row not in study.trained_rows:
+        return None, "quoted"
+    return _measure_runs(study, row, column, run_results)
+
+
+def _measure_runs(study: Study, row: Row, column: Column, run_results: RunResults) -> tuple[Measurement | None, str]:
+    run = run_results.run_for_cell(row, column)
+    if run is None:
+        return None, NOT_RUN
+    run_key, baseline_key = (run.data, run.name), (run.data, run.against)
+    if study.kind == "train":
+        if (arm := run_results.trained.get(run_key)) is not None and arm.outcomes:
+            return measure_arm(column, arm, run_results.trained.get(baseline_key)), ""
+    elif scored := run_results.scored.get(run_key, ()):
+        return measure_scores(column, scored, run_results.scored.get(baseline_key, ()))
+    if run_key in run_results.failed:
+        return None, "failed"
+    requested = [run for run in run_results.requested if run.row == row]
+    if any(column in run.columns for run in requested):
+        return None, "not done"
+    return None, "left out by --columns" if requested else "left out by --rows"
+
+
+def _derived_number(study: Study, row: Row, column: Column, run_results: RunResults) -> tuple[Measurement | None, str]:
+    """Return a row's mean score or number of wins over all data sets, and ""; or None and the reason for None."""
+    sets = [_scores_by_seed(row, other, run_results) for other in study.trained_columns]
+    if None in sets:
+        return None, NOT_RUN
+    row_scores = [scores or {} for scores in sets]
+    baselines = product((other for other in study.rows if other.name == row.against), study.trained_columns)
+    base_scores = [_scores_by_seed(other, trained, run_results) or {} for other, trained in baselines]
+    if column.metric == "average":
+        values = mean_over_data_sets(row_scores)
+        base = mean_over_data_sets(base_scores) if base_scores else {}
+    elif base_scores:
+        values, base = count_wins(row_scores, base_scores), {}
+    else:
+        return None, "no baseline"
+    return (mean_over_seeds(values, base), "") if values else (None, "needs all data sets")
+
+
+def _scores_by_seed(row: Row, column: Column, run_results: RunResults) -> dict[int, float] | None:
+    """Return the scores of a row and a column by seed; None if no run at the scale measures these scores."""
+    run = run_results.run_for_cell(row, column)
+    if run is None:
+        return None
+    scored = run_results.scored.get((run.data, run.name), ())
+    return {scores["seed"]: score["trained"] for scores in scored if (score := score_of(column, scores)) is not None}
 
 
 def mean_over_seeds(values: ScoresBySeed, base: ScoresBySeed | None = None) -> Measurement:
@@ -77,10 +222,7 @@ def measure_arm(column: Column, arm: ArmOutcome, baseline: ArmOutcome | None) ->
 def measure_scores(
     column: Column, runs: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]]
 ) -> tuple[Measurement | None, str]:
-    """Return the measurement for a column and a row, given the stored scores of the row's and the baseline's runs.
-
-    If there are no scores, the measurement is None, and the second value is the reason.
-    """
+    """Return the measurement from the stored scores of a row's and its baseline's runs; or None and the reason."""
     scores, base = (
         {run["seed"]: score for run in part if (score := score_of(column, run)) is not None}
         for part in (runs, baseline)
@@ -96,10 +238,7 @@ def measure_scores(
 
 
 def score_of(column: Column, run: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return a run's score in the unit of a column; None if the run has no such score.
-
-    The score is a dict with the key "trained" and, if stored, the keys "random", "low" and "high".
-    """
+    """Return a run's score with its "random", "low" and "high" if stored, in the unit of a column; None without."""
     if column.metric == "knn_curve":
         curve = [row["val_knn"] for row in run["rows"] if np.isfinite(row.get("val_knn", np.nan))]
         return {"trained": 100 * curve[max(1, round(column.at * len(curve))) - 1]} if curve else None
@@ -112,8 +251,6 @@ def score_of(column: Column, run: Mapping[str, Any]) -> dict[str, float] | None:
 def mean_over_data_sets(data_sets: Sequence[ScoresBySeed]) -> dict[int, float]:
     """Return the mean score over data sets for each seed that has a score on all data sets.
 
-    `data_sets` contains the scores on each data set.
-
     Example:
         >>> mean_over_data_sets([{0: 80.0, 1: 70.0}, {0: 60.0}])
         {0: 70.0}
@@ -123,9 +260,8 @@ def mean_over_data_sets(data_sets: Sequence[ScoresBySeed]) -> dict[int, float]:
 
 
 def count_wins(data_sets: Sequence[ScoresBySeed], baseline: Sequence[ScoresBySeed]) -> dict[int, float]:
-    """Return for each seed the number of data sets on which a row's score is above the baseline's score.
+    """Return for each seed the number of data sets on which a row's score in percent is above the baseline's score.
 
-    `data_sets` contains the row's scores in percent on each data set, and `baseline` contains the baseline's scores.
     Scores are rounded to one decimal before they are compared.
 
     Example:

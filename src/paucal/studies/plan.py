@@ -20,36 +20,24 @@ T = TypeVar("T", bound=RowOrColumn)
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a study, which is repeated with each seed.
-
-    Attributes:
-        columns: Columns whose numbers this run measures.
-        name: Name of the run, which is unique among the runs on the same images.
-        data: Name of the data set to train on, or of the images that replace it at a smaller scale.
-        evaluated: Name of the data set to evaluate frozen features on, or of its replacement at a smaller scale.
-        settings: Settings of the command that computes the run, without images and seed.
-        against: Name of the baseline run; "" if there is no baseline.
-    """
+    """One run of a study, which is repeated with each seed."""
 
     row: Row
-    columns: tuple[Column, ...]
-    name: str
-    data: str
-    evaluated: str
+    columns: tuple[Column, ...]  # columns whose numbers this run measures
+    name: str  # unique among the runs on the same images
+    data: str  # name of the data set to train on, or of the images that replace it at a smaller scale
+    evaluated: str  # name of the data set to evaluate frozen features on, or of its replacement
     epochs: int
-    settings: Mapping[str, Any] = field(hash=False)
-    against: str = ""
+    settings: Mapping[str, Any] = field(hash=False)  # of the command that computes the run, without images and seed
+    against: str = ""  # name of the baseline run; "" if there is no baseline
 
 
 def plan_runs(
     study: Study, scale: str, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None
 ) -> list[PlannedRun]:
-    """Return the runs for the named rows and columns of a study, without duplicates.
+    """Return the runs for the named rows and columns of a study, by default for all.
 
-    If `rows` or `columns` is None, all rows or all columns are used.
-
-    At a smaller scale, one set of images replaces all data sets, so only the columns of the first data set are run. The
-    name and the baseline of a run do not depend on which other runs are requested.
+    The name and the baseline of a run do not depend on which other runs are requested.
     """
     wanted_rows = _select_named(study.rows_at(find_scale(study, scale)), study.rows, rows, "--rows", study)
     wanted_columns = _select_named(study.trained_columns, study.columns, columns, "--columns", study)
@@ -64,9 +52,10 @@ def plan_runs(
 
 
 def plan_all_runs(study: Study, scale: str, columns: Sequence[str] | None = None) -> list[PlannedRun]:
-    """Return the runs for all rows of a scale, whether requested or not; see `plan`.
+    """Return the runs for all rows of a scale, whether requested or not, without duplicates.
 
-    At a smaller scale, only the columns on one data set are run: the data set of the first of `columns`.
+    At a smaller scale, one set of images replaces all data sets, so only the columns on one data set are run: the data
+    set of the first of `columns`.
     """
     small = find_scale(study, scale)
     wanted_columns = _select_named(study.trained_columns, study.columns, columns, "--columns", study)
@@ -92,8 +81,8 @@ def _select_named(
     names = names or all_names
     for name in names:
         if name not in all_names:
-            message = f"{study.name} has no {name!r}{did_you_mean(name, all_names)}: {'; '.join(all_names)}."
-            raise UserError(f"{flag}: {message}")
+            suggestion = did_you_mean(name, all_names)
+            raise UserError(f"{flag}: {study.name} has no {name!r}{suggestion}: {'; '.join(all_names)}.")
     selected = [part for part in parts if part.name in names]
     if not selected:
         raise UserError(f"{flag}: {study.name} does not run {', '.join(names)} at this scale: choose other names.")
@@ -132,16 +121,16 @@ def find_scale(study: Study, scale: str) -> Scale | None:
 
 
 def _plan_run(study: Study, row: Row, column: Column, small: Scale | None) -> PlannedRun:
-    data = row.data or column.data
+    data, epochs = row.data or column.data, row.epochs or column.epochs or study.epochs
     if study.kind == "frozen":
-        images = (data, column.data) if small is None else (small.data, small.data)
-        return PlannedRun(row, (column,), "", *images, 1, _feature_settings(study, row, column, small))
-    epochs = row.epochs or column.epochs or study.epochs
-    if small is None:
+        settings, epochs = _feature_settings(study, row, column, small), 1
+    elif small is None:
         settings = {**data_sets()[data].settings, **_full_settings(study, row, column)}
-        return PlannedRun(row, (column,), "", data, column.data, epochs, settings)
-    settings = _standin_settings(study, row, column, small, epochs)
-    return PlannedRun(row, (column,), "", small.data, small.data, settings["epochs"], settings)
+    else:
+        settings = _standin_settings(study, row, column, small, epochs)
+        epochs = settings["epochs"]
+    images = (data, column.data) if small is None else (small.data, small.data)
+    return PlannedRun(row, (column,), "", *images, epochs, settings)
 
 
 def _feature_settings(study: Study, row: Row, column: Column, small: Scale | None) -> dict[str, Any]:
@@ -192,20 +181,17 @@ def _without_unused(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name_runs(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Name each run after its row; if a row has several runs on the same images, add the names of the columns."""
+    """Name each run after its row; if a row has several runs on the same images, add the first words of its columns."""
     counts = Counter((run.row.name, run.data) for run in runs)
     named_runs = []
     for run in runs:
-        suffix = f", {_common_name(run.columns)}" if counts[run.row.name, run.data] > 1 else ""
-        named_runs.append(replace(run, name=run.row.name + suffix))
+        name = run.row.name
+        if counts[name, run.data] > 1:
+            by_position = zip(*(column.name.split() for column in run.columns), strict=False)
+            common = [words[0] for words in takewhile(lambda words: len(set(words)) == 1, by_position)]
+            name = f"{name}, {' '.join(common) or run.columns[0].name}"
+        named_runs.append(replace(run, name=name))
     return [replace(run, against=_baseline_name(run, named_runs)) for run in named_runs]
-
-
-def _common_name(columns: Sequence[Column]) -> str:
-    """Return the first words that the names of all columns share, or the first name if they share no first word."""
-    by_position = zip(*(column.name.split() for column in columns), strict=False)
-    common = [words[0] for words in takewhile(lambda words: len(set(words)) == 1, by_position)]
-    return " ".join(common) or columns[0].name
 
 
 def _baseline_name(run: PlannedRun, runs: Sequence[PlannedRun]) -> str:

@@ -52,13 +52,8 @@ class Scene:
 def draw_data_sets(folder: Path, images: int, side: int, seed: int = 0) -> Path:
     """Write scenes and digits into a folder unless the folder exists; return the folder.
 
-    Several processes may draw at the same time. Every process draws the same images, and the first process to finish
-    provides the folder.
-
-    `scenes/` contains a folder for each split with `images/`, `masks/` (class numbers) and `boxes.json` (COCO
-    annotations with masks). `digits/` contains the digits for training initial weights in a folder for each class, and
-    `other-digits/` contains all other digits. `images` is the number of training scenes, and `side` is the side of a
-    scene in pixels.
+    `images` is the number of training scenes, and `side` the side of a scene in pixels. Several processes may draw at
+    the same time: every process draws the same images, and the first to finish provides the folder.
     """
     if folder.is_dir():
         return folder
@@ -75,6 +70,7 @@ def draw_data_sets(folder: Path, images: int, side: int, seed: int = 0) -> Path:
 
 
 def _draw_into(folder: Path, images: int, side: int, seed: int) -> None:
+    """Write `digits/` and `other-digits/` with a folder for each class, and `scenes/` with a folder for each split."""
     digits = open_digits()
     rng = np.random.default_rng(seed)
     for_starts, by_split = split_digits(len(digits), rng)
@@ -86,14 +82,17 @@ def _draw_into(folder: Path, images: int, side: int, seed: int) -> None:
     for split, indices in by_split.items():
         pool = [(_digit_pixels(digits, index), int(digits.labels[index])) for index in indices]
         count = max(4, round(SCENES_PER_TRAINING_SCENE[split] * images))
-        _write_scenes(folder / SCENES / split, [draw_scene(pool, side, rng) for _ in range(count)])
+        scenes = [draw_scene(pool, side, rng) for _ in range(count)]
+        for name in ("images", "masks"):
+            (folder / SCENES / split / name).mkdir(parents=True)
+        for number, scene in enumerate(scenes):
+            Image.fromarray(scene.pixels).save(folder / SCENES / split / "images" / f"{number:04d}.png")
+            Image.fromarray(scene.classes).save(folder / SCENES / split / "masks" / f"{number:04d}.png")
+        (folder / SCENES / split / "boxes.json").write_text(json.dumps(_coco_document(scenes)))
 
 
 def split_digits(count: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
-    """Return the indices of the digits for training initial weights, and the indices of the digits for each split.
-
-    No digit is in two of these sets.
-    """
+    """Return the indices of the digits for training initial weights, and of the digits for each split of scenes."""
     for_starts, for_scenes = np.split(rng.permutation(count), [count // 2])
     ends = np.round(np.cumsum(list(DIGIT_FRACTIONS.values())) * len(for_scenes)).astype(int)[:-1]
     return for_starts, dict(zip(DIGIT_FRACTIONS, np.split(for_scenes, ends), strict=True))
@@ -135,15 +134,6 @@ def _find_free_square(is_taken: NDArray[np.bool_], size: int, rng: np.random.Gen
 
 def _digit_pixels(digits: Any, index: int) -> NDArray[np.uint8]:
     return np.asarray(digits.store.read(int(index)).convert("L"))
-
-
-def _write_scenes(folder: Path, scenes: Sequence[Scene]) -> None:
-    for name in ("images", "masks"):
-        (folder / name).mkdir(parents=True)
-    for number, scene in enumerate(scenes):
-        Image.fromarray(scene.pixels).save(folder / "images" / f"{number:04d}.png")
-        Image.fromarray(scene.classes).save(folder / "masks" / f"{number:04d}.png")
-    (folder / "boxes.json").write_text(json.dumps(_coco_document(scenes)))
 
 
 def _coco_document(scenes: Sequence[Scene]) -> dict[str, Any]:

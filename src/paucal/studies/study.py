@@ -2,24 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from itertools import chain
+from typing import Any
 
 SCALES = ("tiny", "small", "full")
 NETWORKS = ("", "detector", "cascade", "upernet")  # "" means the backbone without a detector or segmenter
-Kind = Literal["train", "pretrain", "frozen", "detect", "segment", "count", "facts", "pictures", "command"]
-Metric = Literal[
-    *("top1", "curve", "seconds_per_step", "linear", "knn", "knn_curve"),  # scores of runs
-    *("logistic", "correspondence", "correspondence_distance"),  # scores of frozen features, as are linear and knn
-    *("ap", "ap50", "ap75", "mask_ap", "mask_ap50", "mask_ap75"),  # scores of detectors, for boxes and for masks
-    *("mean_iou", "mean_iou_scales", "mean_accuracy", "pixel_accuracy"),  # scores of segmentation networks
-    *("params", "gmacs", "gmacs_all"),  # counted on the published models
-    *("average", "wins"),  # derived from a row's other columns
-    *("throughput", "throughput_scaled"),  # timed on this device, without training
-    *("quoted", "text"),  # only shown, never measured
-]
-Value = float | str | None  # published value; None if the paper has no value
-KINDS: tuple[str, ...] = get_args(Kind)
-METRICS: tuple[str, ...] = get_args(Metric)
 # Metrics that runs measure, for each kind of study that has runs.
 RUN_METRICS: Mapping[str, tuple[str, ...]] = {
     "train": ("top1", "curve", "seconds_per_step"),
@@ -28,31 +15,30 @@ RUN_METRICS: Mapping[str, tuple[str, ...]] = {
     "detect": ("ap", "ap50", "ap75", "mask_ap", "mask_ap50", "mask_ap75"),
     "segment": ("mean_iou", "mean_iou_scales", "mean_accuracy", "pixel_accuracy"),
 }
+KINDS = (*RUN_METRICS, "count", "facts", "pictures", "command")
 COUNTED_METRICS = ("params", "gmacs", "gmacs_all")  # counted on the published models, without runs
-# Quantities in the efficiency figure. `Study.draws` names the column of each quantity.
-FIGURE_AXES = ("accuracy", "throughput", "parameters")
 DERIVED_METRICS = ("average", "wins")  # computed from other columns of the row
 TIMED_METRICS = ("throughput", "throughput_scaled")  # timed on this device, without training
+SHOWN_METRICS = ("quoted", "text")  # only shown, never measured
+METRICS = (
+    *dict.fromkeys(chain(*RUN_METRICS.values(), COUNTED_METRICS, DERIVED_METRICS, TIMED_METRICS, SHOWN_METRICS)),
+)
+# Quantities in the efficiency figure. `Study.draws` names the column of each quantity.
+FIGURE_AXES = ("accuracy", "throughput", "parameters")
+Value = float | str | None  # published value; None if the paper has no value
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set of a paper.
-
-    Attributes:
-        test: Number of test images that the paper uses.
-        named: Name by which paucal can open the data set; "" if paucal cannot open it by name.
-        how: How to get the files if paucal does not download them.
-        settings: Settings of a run on this data set, such as `classes`.
-    """
+    """A data set of a paper."""
 
     title: str
     train: int
-    test: int
+    test: int  # number of test images that the paper uses
     classes: int
-    named: str = ""
-    how: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    named: str = ""  # name by which paucal can open the data set; "" if paucal cannot open it by name
+    how: str = ""  # how to get the files if paucal does not download them
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of a run on this data set, such as `classes`
 
 
 @dataclass(frozen=True)
@@ -65,26 +51,15 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Model:
-    """A published model that rows refer to, with its stand-in at the smaller scales.
-
-    Attributes:
-        gmacs: Multiply-adds of a forward pass for one image, in billions, including attention; used to estimate the
-            cost.
-        side: Side of the images in pixels.
-        standin: Model that replaces the published model at the smaller scales; None if there is no such model.
-        network: Detector or segmenter whose backbone the model is, one of `NETWORKS`; "" for the model without a
-            detector or segmenter.
-        shape: Height and width in pixels of the images of the detector or segmenter.
-        width: Number of channels of a segmenter's head.
-    """
+    """A published model that rows refer to, with its stand-in at the smaller scales."""
 
     full: Architecture
-    gmacs: float
-    side: int = 224
-    standin: Architecture | None = None
-    network: str = ""
-    shape: tuple[int, ...] = ()
-    width: int = 512
+    gmacs: float  # multiply-adds per image in billions, including attention; used to estimate the cost
+    side: int = 224  # of the images, in pixels
+    standin: Architecture | None = None  # replaces the model at the smaller scales; None if there is no such model
+    network: str = ""  # detector or segmenter whose backbone the model is, one of `NETWORKS`
+    shape: tuple[int, ...] = ()  # height and width in pixels of the images of the detector or segmenter
+    width: int = 512  # number of channels of a segmenter's head
 
 
 @dataclass(frozen=True)
@@ -97,177 +72,109 @@ class Teacher(Architecture):
 
 @dataclass(frozen=True)
 class StartTraining:
-    """How initial weights (in code called "starts") are trained at a smaller scale.
-
-    Attributes:
-        side: Side of the images in pixels.
-        data: Name of the labelled images; "" to use the images of the rows, with the split of the teacher that makes
-            the rows' label maps.
-        images: Maximum number of training images; no effect if `data` is "".
-        set: Settings of all initial weights that are trained with labels.
-        pretrain: Settings of all initial weights that are trained without labels.
-    """
+    """How initial weights (in code called "starts") are trained at a smaller scale."""
 
     epochs: int
-    side: int
+    side: int  # of the images, in pixels
+    # Name of the labelled images; "" to use the images of the rows, with the split of the teacher of their label maps.
     data: str = ""
-    images: int = 0
-    set: Mapping[str, Any] = field(default_factory=dict)
-    pretrain: Mapping[str, Any] = field(default_factory=dict)
+    images: int = 0  # maximum number of training images; no effect if `data` is ""
+    set: Mapping[str, Any] = field(default_factory=dict)  # settings of weights that are trained with labels
+    pretrain: Mapping[str, Any] = field(default_factory=dict)  # settings of weights that are trained without labels
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A smaller scale of a study, with small models, few images and few epochs.
+    """A smaller scale of a study, with small models, few images and few epochs."""
 
-    Attributes:
-        data: Name of the images that replace all published data sets.
-        epochs: Number of epochs of a run that has `Study.epochs` epochs at full scale; other runs are scaled in
-            proportion.
-        side: Side of the images in pixels.
-        rows: Names of the rows that are run; () to run all trained rows.
-        teacher: Teacher of label maps; None if no row needs label maps.
-        start_training: Training of the initial weights; None if the rows start from random weights.
-    """
-
-    data: str
+    data: str  # name of the images that replace all published data sets
     images: int
-    epochs: int
+    epochs: int  # of a run with `Study.epochs` epochs at full scale; other runs are scaled in proportion
     seeds: tuple[int, ...]
-    side: int
+    side: int  # of the images, in pixels
     set: Mapping[str, Any] = field(default_factory=dict)
-    rows: tuple[str, ...] = ()
-    teacher: Teacher | None = None
-    start_training: StartTraining | None = None
+    rows: tuple[str, ...] = ()  # names of the rows that are run; () to run all trained rows
+    teacher: Teacher | None = None  # None if no row needs label maps
+    start_training: StartTraining | None = None  # None if the rows start from random weights
 
 
 @dataclass(frozen=True)
 class RowOrColumn:
-    """The fields that rows and columns have in common, which describe runs.
-
-    Attributes:
-        set: Settings at every scale.
-        full: Settings at full scale.
-        standin: Settings at the smaller scales.
-        data: Name of the data set to train on. In a column of frozen features, the data set to evaluate on. "" in a row
-            if the columns name the data sets, and "" in a column if the rows name the data sets.
-        epochs: Number of epochs; None for the study's number of epochs.
-        classes: Number of classes of the model whose parameters are counted; None for the default.
-        against: Name of the baseline, which is another row or another column; "" if there is no baseline.
-    """
+    """The fields that rows and columns have in common, which describe runs."""
 
     name: str
-    set: Mapping[str, Any] = field(default_factory=dict)
-    full: Mapping[str, Any] = field(default_factory=dict)
-    standin: Mapping[str, Any] = field(default_factory=dict)
+    set: Mapping[str, Any] = field(default_factory=dict)  # settings at every scale
+    full: Mapping[str, Any] = field(default_factory=dict)  # settings at full scale
+    standin: Mapping[str, Any] = field(default_factory=dict)  # settings at the smaller scales
+    # Name of the data set to train on or, in a column of frozen features, to evaluate on. "" in a row if the columns
+    # name the data sets, and in a column if the rows do.
     data: str = ""
-    epochs: int | None = None
-    classes: int | None = None
-    against: str = ""
+    epochs: int | None = None  # None for the study's number of epochs
+    classes: int | None = None  # of the model whose parameters are counted; None for the default
+    against: str = ""  # name of the baseline, another row or column; "" if there is no baseline
 
 
 @dataclass(frozen=True)
 class Column(RowOrColumn):
-    """A column of a table, with one number for each row.
+    """A column of a table, with one number for each row."""
 
-    Attributes:
-        metric: Metric of the numbers, one of `METRICS`.
-        study: Name of another study whose full-scale results contain the numbers; "" if this study measures them.
-        at: Epoch at which a training curve is read, as a fraction of all epochs; for "knn_curve", as a fraction of the
-            monitored epochs.
-    """
-
-    metric: str = "quoted"
+    metric: str = "quoted"  # one of `METRICS`
+    # Epoch at which a training curve is read, as a fraction of all epochs or, for "knn_curve", of the monitored epochs.
     at: float = 1.0
-    study: str = ""
+    study: str = ""  # study whose full-scale results have the numbers; "" if this study measures them
 
 
 @dataclass(frozen=True)
 class Row(RowOrColumn):
-    """A row of a table.
+    """A row of a table."""
 
-    Attributes:
-        values: Published values, one for each column.
-        deviations: Published standard deviations, one for each column; () if no deviations are published.
-        model: Name of the model to train; "" if no model is trained because the row's numbers are only quoted.
-        args: Additional arguments of the model's constructor, each as NAME=VALUE.
-        quoted: Whether the paper copied the row's numbers from another paper.
-        maps: Whether the row is trained with label maps of a teacher.
-        start: Key of the row's initial weights in the study's `starts`; "" to start from random weights.
-    """
-
-    values: tuple[Value, ...] = ()
-    deviations: tuple[float | None, ...] = ()
-    model: str = ""
-    args: tuple[str, ...] = ()
-    quoted: bool = False
-    maps: bool = False
-    start: str = ""
+    values: tuple[Value, ...] = ()  # published values, one for each column
+    deviations: tuple[float | None, ...] = ()  # published standard deviations of the values; () if there are none
+    model: str = ""  # name of the model to train; "" if the row's numbers are only quoted
+    args: tuple[str, ...] = ()  # additional arguments of the model's constructor, each as NAME=VALUE
+    quoted: bool = False  # whether the paper copied the row's numbers from another paper
+    maps: bool = False  # whether the row is trained with label maps of a teacher
+    start: str = ""  # key of the initial weights in the study's `starts`; "" to start from random weights
     note: str = ""
 
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """The weights from which the runs of some table rows start, or the weights whose frozen features are evaluated.
+    """The weights from which the runs of some table rows start, or the weights whose frozen features are evaluated."""
 
-    Attributes:
-        words: Description of the weights at full scale, for messages.
-        init: Value of `--init` at full scale; "" if the user must give a run.
-        tag: Tag of timm's weights if `init` is "timm"; "" for timm's default tag.
-        verb: Command that trains the stand-in at a smaller scale, "train" or "pretrain".
-    """
-
-    words: str
+    words: str  # description of the weights at full scale, for messages
     model: str
-    init: str = ""
-    tag: str = ""
-    verb: str = "train"
+    init: str = ""  # value of `--init` at full scale; "" if the user must give a run
+    tag: str = ""  # tag of timm's weights if `init` is "timm"; "" for timm's default tag
+    verb: str = "train"  # command that trains the stand-in at a smaller scale, "train" or "pretrain"
     set: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Study:
-    """A table or figure of a paper.
-
-    Attributes:
-        paper: Short name of the paper.
-        source: Where the paper is published, such as "arXiv:2106.03746".
-        where: Where the table or figure is in the paper, such as "table 1".
-        kind: How the table or figure is reproduced, one of `KINDS`: the command that computes the runs, or another
-            method.
-        recipe: Recipe of every run at full scale; "" if the runs use no recipe.
-        epochs: Published number of epochs of a run.
-        full: Settings of every run at full scale that the recipe does not contain, such as optimizer settings.
-        misprints: Misprints of the paper, and other remarks on its numbers.
-        telling: Sentences on what the smaller scales can and cannot show.
-        without: Reason why the study has no smaller scales; "" if it has smaller scales.
-        starts: Initial weights of the rows by name; empty if all rows start from random weights.
-        draws: Name of the column for each of the `FIGURE_AXES`; empty if the study has no figure.
-        see: How to reproduce a study that cannot be run, or where paucal implements what the study shows.
-        note: Remark to print below the table.
-    """
+    """A table or figure of a paper."""
 
     name: str
     title: str
-    paper: str
-    source: str
-    where: str
-    kind: str
+    paper: str  # short name of the paper
+    source: str  # where the paper is published, such as "arXiv:2106.03746"
+    where: str  # where the table or figure is in the paper, such as "table 1"
+    kind: str  # one of `KINDS`: the command that computes the runs, or another way to reproduce the table
     columns: tuple[Column, ...] = ()
     rows: tuple[Row, ...] = ()
     models: Mapping[str, Model] = field(default_factory=dict, repr=False)
-    recipe: str = ""
-    epochs: int = 1
-    full: Mapping[str, Any] = field(default_factory=dict)
+    recipe: str = ""  # recipe of every run at full scale; "" if the runs use no recipe
+    epochs: int = 1  # published number of epochs of a run
+    full: Mapping[str, Any] = field(default_factory=dict)  # settings at full scale that the recipe does not contain
     seeds: tuple[int, ...] = (0,)
     scales: Mapping[str, Scale] = field(default_factory=dict)
-    misprints: tuple[str, ...] = ()
-    telling: str = ""
-    without: str = ""
-    starts: Mapping[str, InitialWeights] = field(default_factory=dict)
-    draws: Mapping[str, str] = field(default_factory=dict)
-    see: str = ""
-    note: str = ""
+    misprints: tuple[str, ...] = ()  # misprints of the paper, and other remarks on its numbers
+    telling: str = ""  # sentences on what the smaller scales can and cannot show
+    without: str = ""  # reason why the study has no smaller scales; "" if it has smaller scales
+    starts: Mapping[str, InitialWeights] = field(default_factory=dict)  # empty if all rows start from random weights
+    draws: Mapping[str, str] = field(default_factory=dict)  # column of each of the `FIGURE_AXES`; empty without figure
+    see: str = ""  # how to reproduce a study that cannot be run, or where paucal implements what the study shows
+    note: str = ""  # remark to print below the table
 
     @property
     def trains(self) -> bool:

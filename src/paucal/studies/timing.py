@@ -21,7 +21,7 @@ from paucal.rules.facts import device_or_best
 from paucal.runner.console import Console
 from paucal.runner.run_time import end_time_text
 from paucal.studies.settings import StudySettings
-from paucal.studies.study import TIMED_METRICS, Column, Row, Study
+from paucal.studies.study import Column, Row, Study
 from paucal.types import UserError
 from paucal.wording import counted, did_you_mean, first_line, format_duration
 
@@ -58,18 +58,10 @@ class ModelSpeed:
 
 @dataclass(frozen=True)
 class ModelSpeeds:
-    """The measured speed of each row's model, by the row's name. The speed is None if this device cannot run the model.
+    """The measured speed of each row's model, by the row's name."""
 
-    `words` is a sentence that describes the device and the measurement.
-    """
-
-    speeds: Mapping[str, ModelSpeed | None]
-    words: str
-
-
-def is_timed(study: Study) -> bool:
-    """Return whether any column of a study is a time on this device."""
-    return any(column.metric in TIMED_METRICS for column in study.columns)
+    speeds: Mapping[str, ModelSpeed | None]  # None if this device cannot run the model
+    words: str  # sentence that describes the device and the measurement
 
 
 def time_models(study: Study, settings: StudySettings, console: Console) -> ModelSpeeds:
@@ -108,10 +100,9 @@ def timed_rows(study: Study, names: Sequence[str] | None) -> list[Row]:
 def timed_value(study: Study, row: Row, column: Column, timed: ModelSpeeds) -> tuple[Quartiles | None, str]:
     """Return the value in a row and in a column of times, and ""; or None and the reason why there is no value.
 
-    The metric "throughput" is images per second on this device. The metric "throughput_scaled" is comparable with the
-    numbers in the paper. For this metric, the value of the reference row (named by the entry `against` of other rows)
-    is its published number. The value of every other row is the reference row's published number times the ratio of
-    the two rows' images per second on this device.
+    The metric "throughput" is images per second on this device. "throughput_scaled" is comparable with the paper: the
+    published number of the reference row, which other rows name as `against`, times the ratio of the two rows' images
+    per second on this device.
     """
     if not row.model:
         return None, "quoted"
