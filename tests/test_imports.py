@@ -197,7 +197,7 @@ def test_table__notices_a_forbidden_import():
     assert violations("training", ["paucal.objectives.drloc.DrLoc"]) == ["paucal.objectives.drloc.DrLoc"]
     assert violations("training", ["paucal.objectives.base.Objective"]) == []
     assert violations("losses", ["paucal.data.images"]) == ["paucal.data.images"]
-    compare, studies = PACKAGE / "verbs" / "compare" / "_computing.py", PACKAGE / "studies" / "grids.py"
+    compare, studies = PACKAGE / "verbs" / "compare" / "_work.py", PACKAGE / "studies" / "grids.py"
     assert {name.split(".")[1] for name in foreign_modules(compare, "verbs", set())} == {"eval"}
     assert "verbs.label.launch.label_set" in foreign_modules(studies, "verbs", COMPARE)
 

@@ -19,11 +19,11 @@ from cli.calls import call, failure, make_photos, table
 from paucal.runner.elsewhere import packages
 from paucal.runs.weights import read_weights
 from paucal.types import UserError
-from paucal.verbs.compare import _workers, preparation
+from paucal.verbs.compare import preparation, running
 from paucal.verbs.compare._work import work
-from paucal.verbs.compare._workers import RayWorkers, SlurmWorkers
 from paucal.verbs.compare.findings import read_grid_results
 from paucal.verbs.compare.grid import cells_of, read_grid, state_of
+from paucal.verbs.compare.running import RayWorkers, SlurmWorkers
 
 TINY = ["--img-size", "16", "-j", "0", "--models", "vit_mini", "--model-args", "depth=1", "--epochs", "2"]
 
@@ -178,7 +178,7 @@ def test_workers__without_slurm_or_ray_are_refused_with_advice(tmp_path, monkeyp
     with pytest.raises(UserError, match=r'pip install "paucal\[slurm\]"'):
         SlurmWorkers(tmp_path, 1)
     with pytest.raises(UserError, match="NAME=VALUE"):
-        _workers.slurm_options(["gpus"])
+        running.slurm_options(["gpus"])
 
 
 @pytest.mark.parametrize("words", [["compare", "photos"], ["study", "drloc-table-9"]])
@@ -195,7 +195,7 @@ def test_workers__that_cannot_be_started_are_refused_before_anything_is_measured
 
 @pytest.mark.slow
 def test_compare__a_failed_run_is_shown_as_failed_and_tried_again_when_asked(photos, tmp_path, capsys, monkeypatch):
-    out, job = tmp_path / "grid", "paucal.verbs.compare._computing.begin"
+    out, job = tmp_path / "grid", "paucal.verbs.compare._work.begin"
     begin = paucal.runner.life.begin
 
     def broken(kind, settings, *more):

@@ -20,8 +20,7 @@ from paucal.studies.scenes import SCENES, START_DIGITS, UNFINISHED, draw_data_se
 from paucal.studies.settings import StudySettings
 from paucal.studies.tables import shown_rows
 from paucal.types import UserError
-from paucal.verbs.compare._computing import train_cell
-from paucal.verbs.compare._work import work
+from paucal.verbs.compare._work import train_cell, work
 from paucal.verbs.compare.findings import scores_of
 from paucal.verbs.compare.grid import (
     EVALUATION,
@@ -248,7 +247,7 @@ def test_workers__at_rows_train_a_start_that_another_call_has_only_stored(tmp_pa
         finish(cell, "model.json", {})
         return True
 
-    monkeypatch.setattr("paucal.verbs.compare._computing._train", trained)
+    monkeypatch.setattr("paucal.verbs.compare._work._train", trained)
     assert work(grid.folder, train_cell)
     (start,) = cells_of(starts)
     assert order == [("train", {}), ("detect", {"init": str(start.run.path)})]

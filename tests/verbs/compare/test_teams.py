@@ -9,7 +9,7 @@ import torch
 from paucal.runner.elsewhere import packages
 from paucal.types import UserError
 from paucal.verbs.compare import running
-from paucal.verbs.compare._workers import ProcessWorkers
+from paucal.verbs.compare.running import ProcessWorkers
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import sys
 
 from paucal.types import UserError
-from paucal.verbs.compare._computing import work_silently
+from paucal.verbs.compare._work import work_silently
 
 if __name__ == "__main__":
     try:

@@ -1,29 +1,63 @@
 """The loop of a worker: lock a free cell, compute it, and repeat until every cell is done or has failed.
 
-Workers share only the folder of the grid. They read the grid again before each cell, so that the grid can be extended
-while they work. A cell is locked by one worker at a time. The lock expires if the worker dies, and the cell is marked
-as failed after several crashes.
+A cell is computed in two steps: its run is trained or, if another worker has stopped during its training, resumed; then
+it is evaluated. Workers share only the folder of the grid. They read the grid again before each cell, so that the grid
+can be extended while they work. A cell is locked by one worker at a time. The lock expires if the worker dies, and the
+cell is marked as failed after several crashes.
 """
 
 import os
+import shutil
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import torch
+from lightning.pytorch import Callback
+
+from paucal.evaluation.protocols.evaluate import PROTOCOLS, Protocol
+from paucal.rules.facts import device_or_best
+from paucal.runner.console import Console, SilentConsole
+from paucal.runner.life import Stopped, begin, resume
+from paucal.runner.progress import TrainingBar
+from paucal.runner.resuming import typed_settings
 from paucal.runs import RunFolder
-from paucal.runs.lock import RunLock
+from paucal.runs.grid_files import SCORES_FILE
+from paucal.runs.lock import DEAD_AFTER_SECONDS, RENEWAL_SECONDS, is_locked, lock_folder, require_unlocked
 from paucal.types import UserError
-from paucal.verbs.compare.grid import FAILURE_FILE, Cell, Grid, cells_of, read_grid, state_of
+from paucal.verbs.compare.grid import (
+    EVAL,
+    EVALUATION,
+    EVALUATION_FOLDER,
+    FAILURE_FILE,
+    MODEL,
+    Cell,
+    Grid,
+    cells_of,
+    initial_weights_cell,
+    initial_weights_settings,
+    read_grid,
+    state_of,
+    verb_settings,
+)
+from paucal.verbs.compare.jobs import job_of
+from paucal.verbs.eval.frozen import evaluate_frozen
+from paucal.verbs.eval.images import open_image_set
+from paucal.verbs.eval.segmentation import evaluate_segmenter
+from paucal.verbs.eval.settings import EvalSettings, OpeningSettings
 from paucal.wording import one_line_message
 
 POLL_SECONDS = 2.0  # seconds between two checks of a grid while other workers are busy
 TRIES_FILE = "tries.json"  # file in a cell's folder: number of starts of the cell since its last checkpoint
 MAX_TRIES = 3  # a cell is marked as failed after this many crashes without a new checkpoint
-# Function that computes a cell with a number of threads. The function returns False if a signal stopped the cell after
-# saving a checkpoint.
+# Function that computes a cell with a number of threads; False if a signal stopped the cell after saving a checkpoint.
 Compute = Callable[[Cell, int], bool]
+# Settings of an evaluation that do not change its scores.
+MACHINE_SETTINGS = ("data", "data_root", "device", "workers", "download")
+TEST_FRACTION = 0.2  # fraction of the images to test on, for data sets without test images
 
 
 def work(
@@ -33,11 +67,10 @@ def work(
     pause: float = POLL_SECONDS,
     end_with_parent: bool = False,
 ) -> bool:
-    """Compute free cells until every cell of the grid is done or has failed.
+    """Compute free cells until every cell of the grid is done or has failed; return False if this worker was stopped.
 
-    Return True if every cell is done or has failed, False if this worker was stopped. With `end_with_parent`, the
-    worker stops after the current cell if its parent process has ended. `report` is called with the grid before each
-    cell, and every `pause` seconds while only other workers are busy.
+    With `end_with_parent`, the worker stops after the current cell if its parent process has ended. `report` is called
+    with the grid before each cell, and every `pause` seconds while only other workers are busy.
     """
     parent = os.getppid()
     while not end_with_parent or os.getppid() == parent:
@@ -79,18 +112,14 @@ def lock_cell(cell: Cell) -> Iterator[bool]:
 
     The lock is renewed every few seconds, so that another worker takes over the cell if this worker dies.
     """
-    cell.folder.mkdir(parents=True, exist_ok=True)
-    lock = RunLock(cell.folder, "the cell")
-    try:
-        lock.acquire()
-    except UserError:  # another worker holds the lock
-        yield False
-        return
-    try:
+    with ExitStack() as lock:
+        try:
+            lock.enter_context(lock_folder(cell.folder, "the cell"))
+        except UserError:  # another worker holds the lock
+            yield False
+            return
         # Another worker may have finished the cell before this worker got the lock.
         yield not state_of(cell).is_final and _register_try(cell)
-    finally:
-        lock.release()
 
 
 def _register_try(cell: Cell) -> bool:
@@ -133,3 +162,117 @@ def clear_failure(cell: Cell) -> None:
 def clear_tries(cell: Cell) -> None:
     """Reset the number of starts of a cell whose worker ended without a crash, or that is computed again."""
     (cell.folder / TRIES_FILE).unlink(missing_ok=True)
+
+
+def work_silently(folder: str, end_with_parent: bool = False) -> bool:
+    """Compute cells of a grid without console output, as worker processes, SLURM jobs and Ray tasks do; see `work`."""
+    return work(Path(folder), train_cell, end_with_parent=end_with_parent)
+
+
+class CellConsole(SilentConsole):
+    """Shows only the progress bar of training, on the console `outer`; messages are only written to the run's log."""
+
+    def __init__(self, outer: Console) -> None:
+        super().__init__()
+        self._outer = outer
+
+    def callbacks(self) -> Sequence[Callback]:
+        """Return the callback that shows the progress bar of training on the outer console."""
+        return [TrainingBar(self._outer.bar(transient=True))]
+
+
+def train_cell(cell: Cell, threads: int, console: Console | None = None) -> bool:
+    """Train and evaluate a cell, as a function of the type `Compute`."""
+    torch.set_num_threads(threads)
+    cell_console = SilentConsole() if console is None else CellConsole(console)
+    if not cell.run.finished:
+        if not _finish_initial_weights(cell, threads):
+            return False
+        if cell.verb != EVAL and not _train(cell, cell_console):
+            return False
+    if cell.is_evaluated:
+        _evaluate(cell, cell_console)
+    return True
+
+
+def _finish_initial_weights(cell: Cell, threads: int) -> bool:
+    """Wait until the cell that trains the initial weights of `cell` ends, or compute it; return False after a signal.
+
+    That cell has usually ended already, except if another call added a seed to the grid while this worker was busy.
+    """
+    start = initial_weights_cell(cell)
+    while start is not None and not state_of(start).is_final:
+        outcome = compute_next([start], train_cell, threads)
+        if outcome is False:
+            return False
+        if outcome is None:
+            time.sleep(POLL_SECONDS)
+    return True
+
+
+def _train(cell: Cell, console: Console) -> bool:
+    """Train a run to its end; return False if a signal stopped it."""
+    run, job = cell.run, job_of(cell.verb)
+    end = time.monotonic() + DEAD_AFTER_SECONDS + 2 * RENEWAL_SECONDS
+    while is_locked(run.path) and time.monotonic() < end:  # the lock of a dead worker expires before `end`
+        time.sleep(1.0)
+    if run.last.exists():
+        return not isinstance(resume(job, run.path, console), Stopped)
+    if run.path.exists():  # the worker died before saving a checkpoint, so the run starts again
+        require_unlocked(run.path)
+        shutil.rmtree(run.path)
+    values = {
+        **verb_settings(cell.settings),
+        **initial_weights_settings(initial_weights_cell(cell)),
+        "output": str(run.path),
+    }
+    settings = typed_settings(values, job.settings_type)
+    return not isinstance(begin(job, settings, dict.fromkeys(values, "given"), console), Stopped)
+
+
+def _evaluate(cell: Cell, console: Console) -> None:
+    """Evaluate a cell's finished run, or the cell's model if the cell trains nothing; store the scores in its folder.
+
+    `cell.settings[EVALUATION]` is a dict of settings of `paucal eval`. For frozen features, it may also have the key
+    "on": the data set to evaluate on.
+    """
+    evaluation = dict(cell.settings.get(EVALUATION, {}))
+    if cell.verb == "segment":
+        output = {"output": str(cell.folder / EVALUATION_FOLDER)}
+        settings = EvalSettings(**{**_machine_settings(cell), **evaluation, **output})
+        (result,) = evaluate_segmenter(str(cell.run.path), [], settings, console)
+        scores = {"mean_iou_scales": {"trained": result.metrics["mean_iou"]}}
+    elif cell.verb == EVAL:
+        model = initial_weights_settings(initial_weights_cell(cell)).get("init") or str(cell.settings[MODEL])
+        evaluation = {n: value for n, value in verb_settings(cell.settings).items() if n not in MACHINE_SETTINGS}
+        scores = _feature_scores(cell, model, evaluation, console)
+    else:
+        scores = _feature_scores(cell, str(cell.run.path), {"protocol": ["knn", "linear"], **evaluation}, console)
+    RunFolder(cell.folder).write_json(SCORES_FILE, {"scores": scores})
+
+
+def _machine_settings(cell: Cell) -> dict[str, Any]:
+    workers = {"workers": cell.settings["workers"]} if "workers" in cell.settings else {}
+    return {"device": device_or_best(cell.settings.get("device")), **workers}
+
+
+def _feature_scores(
+    cell: Cell, model: str, evaluation: Mapping[str, Any], console: Console
+) -> dict[str, dict[str, float]]:
+    """Return the main score of each evaluation protocol on frozen features, for trained and for random weights."""
+    evaluation = dict(evaluation)
+    data = evaluation.pop("on", None) or cell.settings.get("data", "digits")
+    location = {name: cell.settings[name] for name in ("data_root", "download") if name in cell.settings}
+    images = open_image_set(OpeningSettings(data=data, data_root=location.get("data_root")))
+    # If no image is declared a test image, the images are split at random. No label can leak into the test, since the
+    # backbone was trained without these labels.
+    split = {"test_fraction": TEST_FRACTION} if set(images.declared_splits) <= {"", "train"} else {}
+    settings = EvalSettings(**{**_machine_settings(cell), **location, **split, **evaluation, "seed": cell.seed})
+    protocols: list[Protocol] = [name for name in PROTOCOLS if name in settings.protocols]
+    scores: dict[str, dict[str, float]] = {}
+    for row in evaluate_frozen(model, [data], protocols, settings, cell.folder / EVALUATION_FOLDER, console).rows:
+        name = f"{row.line.protocol}_distance" if row.line.unit == "px" else row.line.protocol
+        if row.line.headline and name not in scores:
+            values = [score.value for score in row.scores.values()]
+            scores[name] = dict(zip(("trained", "random"), values, strict=False))
+    return scores

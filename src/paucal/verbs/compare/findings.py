@@ -29,27 +29,18 @@ Scores = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of a finished run.
-
-    Attributes:
-        scores: Test scores by name, such as "top1".
-        validation: Validation accuracy; None if there are no validation images.
-        hits: Dict from the key of each test image to whether the image was classified correctly.
-        groups: Dict from the key of each test image to its group (`--group-by`); None if the run has stored no groups.
-        rows: Metrics of each epoch.
-        macs: Multiply-adds for one image, without the matrix products in attention; None if they cannot be counted.
-    """
+    """Results of a finished run."""
 
     cell: Cell
-    scores: Mapping[str, float]
-    validation: float | None
-    hits: Mapping[str, bool]
-    groups: Mapping[str, str] | None
-    rows: Sequence[Mapping[str, float]]
+    scores: Mapping[str, float]  # test scores by name, such as "top1"
+    validation: float | None  # validation accuracy; None if there are no validation images
+    hits: Mapping[str, bool]  # whether each test image was classified correctly, by the image's key
+    groups: Mapping[str, str] | None  # group of each test image (`--group-by`), by key; None if no groups are stored
+    rows: Sequence[Mapping[str, float]]  # metrics of each epoch
     seconds: float
     epochs: int
     parameters: int
-    macs: int | None
+    macs: int | None  # multiply-adds per image, without the matrix products in attention; None if they are unknown
 
     @property
     def epoch_seconds(self) -> float | None:
@@ -59,25 +50,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ArmOutcome:
-    """Results of an arm's finished runs.
-
-    Attributes:
-        name: Short unique name of the arm.
-        outcomes: Results of the finished runs, by seed.
-        expected: Number of runs that the arm has when all seeds of the grid are finished.
-        baseline: Name of the arm that this arm is compared with; "" if there is none.
-        gain: Gain in accuracy over the baseline, on the seeds that both arms have finished; None without such seeds.
-        rate: Chosen learning rate; None if learning rates were not searched.
-    """
+    """Results of an arm's finished runs."""
 
     arm: Arm
-    name: str
-    outcomes: Mapping[int, Outcome]
-    expected: int
+    name: str  # short unique name of the arm
+    outcomes: Mapping[int, Outcome]  # results by seed
+    expected: int  # number of runs that the arm has when all seeds of the grid are finished
     scores: Mapping[str, ScoreOverSeeds]
-    baseline: str = ""
-    gain: Difference | None = None
-    rate: float | None = None
+    baseline: str = ""  # name of the arm that this arm is compared with; "" if there is none
+    gain: Difference | None = None  # in accuracy, on the seeds that both arms have finished; None without such seeds
+    rate: float | None = None  # chosen learning rate; None if learning rates were not searched
 
     @property
     def top1(self) -> ScoreOverSeeds | None:
@@ -92,15 +74,12 @@ class ArmOutcome:
 
 @dataclass(frozen=True)
 class GridResults:
-    """The results of a grid so far.
-
-    `unreadable` maps the name of each finished run whose results cannot be read to the error message.
-    """
+    """The results of a grid so far."""
 
     grid: Grid
     arms: Sequence[ArmOutcome]
     states: Mapping[Cell, State]
-    unreadable: Mapping[str, str]
+    unreadable: Mapping[str, str]  # error message of each finished run whose results cannot be read, by its name
 
     @property
     def failed(self) -> Mapping[str, str]:
@@ -202,7 +181,7 @@ def compute_gain(arm_outcomes: Mapping[int, Outcome], baseline_outcomes: Mapping
 
 
 def _common_groups(outcomes: Iterable[Outcome]) -> Mapping[str, str] | None:
-    """Return the groups of test images by image key; None if a run has no groups or the groups differ between runs."""
+    """Return the groups of test images by image key; None if a run has none, or if they differ between runs."""
     groups: dict[str, str] = {}
     for outcome in outcomes:
         stored = outcome.groups
@@ -212,13 +191,12 @@ def _common_groups(outcomes: Iterable[Outcome]) -> Mapping[str, str] | None:
 
 
 def scores_of(cell: Cell) -> Scores:
-    """Return the scores of a finished cell of a command other than `paucal train`.
+    """Return the scores of a finished cell of a command other than `paucal train`, by name.
 
-    Returns:
-        A dict from the name of each score to a dict of numbers: "trained" is the score of the trained model; "low" and
-        "high" are the ends of the interval over test images, if there is an interval; "random" is the score of random
-        weights, for frozen features only. The scores are those of the evaluation at the end of the run, such as "ap50"
-        and "mean_iou", and those of the additional evaluation, such as "knn" and "mean_iou_scales".
+    These are the scores at the end of the run, such as "ap50" and "mean_iou", and those of the additional evaluation,
+    such as "knn" and "mean_iou_scales". Of each score, "trained" is the value of the trained model, "low" and "high"
+    are the ends of the interval over test images if there is one, and "random" is the value of random weights, for
+    frozen features only.
     """
     evaluation = read_scores(cell.folder) if cell.is_evaluated else {}
     if cell.verb not in SCORE_FILES:

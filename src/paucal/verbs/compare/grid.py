@@ -55,29 +55,20 @@ EXTRA_ENTRIES = (EVALUATION, START, MODEL)
 
 @dataclass(frozen=True)
 class Grid:
-    """The runs of a comparison: every arm with every seed.
-
-    Attributes:
-        fingerprint: Digest of the images and their labels.
-        shared: Settings that all runs share.
-        rates: Learning rates to try with the first seed; each arm keeps the rate with the best validation accuracy.
-            Empty if there is no search for learning rates.
-        threads: Number of threads of each worker; stored because the results can depend on the number of threads.
-        forecast: Dict from the name of each arm to the expected seconds of one of its runs.
-        commands: Shell commands that created or extended the grid, in order.
-        verb: Command that trains the runs, such as "train"; a key of `SETTINGS_OF_VERB`.
-    """
+    """The runs of a comparison: every arm with every seed."""
 
     folder: Path
-    fingerprint: str
-    shared: Mapping[str, Any]
+    fingerprint: str  # digest of the images and their labels
+    shared: Mapping[str, Any]  # settings that all runs share
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
+    # Learning rates to try with the first seed; each arm keeps the rate with the best validation accuracy. Empty if
+    # there is no search for learning rates.
     rates: tuple[float, ...] = ()
-    threads: int = 1
-    forecast: Mapping[str, float] = field(default_factory=dict)
-    commands: tuple[str, ...] = ()
-    verb: str = "train"
+    threads: int = 1  # of each worker; stored because the results can depend on the number of threads
+    forecast: Mapping[str, float] = field(default_factory=dict)  # expected seconds of a run, by the name of the arm
+    commands: tuple[str, ...] = ()  # shell commands that created or extended the grid, in order
+    verb: str = "train"  # command that trains the runs; a key of `SETTINGS_OF_VERB`
 
     def settings_of(self, arm: Arm) -> dict[str, Any]:
         """Return the arm's own settings, and the shared settings except those of methods and losses it does not use."""
@@ -179,21 +170,14 @@ def _require_equal(grid: Grid, old_settings: Mapping[str, Any], new_settings: Ma
 
 @dataclass(frozen=True)
 class Cell:
-    """One of the runs in a grid of experiments.
+    """One of the runs in a grid of experiments."""
 
-    Attributes:
-        folder: Folder of the cell, which contains the run.
-        rate: Learning rate, if the grid searches for learning rates; otherwise None.
-        settings: Settings of the command, and entries with the keys of `EXTRA_ENTRIES`.
-        is_trial: Whether the run is a trial for choosing a learning rate.
-    """
-
-    folder: Path
+    folder: Path  # folder of the cell, which contains the run
     arm: Arm
     seed: int
-    rate: float | None
-    settings: Mapping[str, Any] = field(hash=False)
-    is_trial: bool = False
+    rate: float | None  # learning rate, if the grid searches for learning rates; otherwise None
+    settings: Mapping[str, Any] = field(hash=False)  # of the command, and entries with the keys of `EXTRA_ENTRIES`
+    is_trial: bool = False  # whether the run is a trial for choosing a learning rate
     verb: str = "train"
 
     @property
@@ -215,15 +199,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class State:
-    """Progress of a cell.
+    """Progress of a cell."""
 
-    A cell is "running" while its worker renews the lock of the cell, and "stopped" if the worker ended or died before
-    the cell was done. Another worker then continues the cell. `error` is the error message of a failed
-    cell, otherwise "".
-    """
-
+    # "running" while the worker renews the lock of the cell, and "stopped" if the worker ended or died before the cell
+    # was done; another worker then continues the cell.
     name: Literal["pending", "running", "stopped", "done", "failed"]
-    error: str = ""
+    error: str = ""  # error message of a failed cell
 
     @property
     def is_final(self) -> bool:
@@ -266,8 +247,7 @@ def make_cell(grid: Grid, arm: Arm, seed: int, rate: float | None = None, is_tri
 def cells_of(grid: Grid) -> list[Cell]:
     """Return the cells, ordered by seed so that arms can be compared before all seeds are done.
 
-    If learning rates are searched, this is done with the first seed; an arm has cells for further seeds only after its
-    learning rate has been chosen.
+    If learning rates are searched, an arm has cells for further seeds only after its rate has been chosen.
     """
     if not grid.rates:
         return [make_cell(grid, arm, seed) for seed in grid.seeds for arm in grid.arms]
@@ -290,9 +270,9 @@ def compared_cells(grid: Grid) -> list[Cell]:
 
 
 def choose_learning_rate(trials: list[Cell]) -> float | None:
-    """Return the learning rate of the trial with the best validation accuracy.
+    """Return the learning rate of the trial with the best validation accuracy, of equal trials the first.
 
-    Return None while any trial is unfinished, or if all trials failed. Of equal trials, the first is chosen.
+    Return None while any trial is unfinished, or if all trials failed.
     """
     states = [state_of(cell) for cell in trials]
     finished = [cell for cell, state in zip(trials, states, strict=True) if state.name == "done"]
@@ -313,7 +293,7 @@ def validation_score(run: RunFolder) -> float:
 def initial_weights_cell(cell: Cell) -> Cell | None:
     """Return the cell that trains the initial weights of `cell`; None if the initial weights are random or published.
 
-    The returned cell has the same seed, and belongs to a grid in the folder `STARTS` of the study.
+    It has the same seed, and belongs to a grid in the folder `STARTS` of the study.
     """
     if START not in cell.settings:
         return None

@@ -48,14 +48,11 @@ def job_of(verb: str) -> AnyJob:
 
 @dataclass(frozen=True)
 class GridImages:
-    """The images of a grid with their labels and declared splits; the images are not decoded yet.
-
-    `annotations` yields the boxes or masks of the images as bytes; None if the images have other labels.
-    """
+    """The images of a grid with their labels and declared splits; the images are not decoded yet."""
 
     verb: str
     images: ImageSet
-    annotations: Callable[[], Iterable[bytes]] | None = None
+    annotations: Callable[[], Iterable[bytes]] | None = None  # yields boxes or masks as bytes; None for other labels
 
     def __len__(self) -> int:
         return len(self.images)
@@ -127,13 +124,6 @@ def fingerprint(images: ImageSet) -> str:
         except UnreadableImage:
             digest.update(b"unreadable")
     return digest.hexdigest()
-
-
-def assemble_run(verb: str, values: Mapping[str, Any], console: Console) -> tuple[AnyJob, RunSetup[Any]]:
-    """Return the job and the setup of a run without writing any file; invalid settings raise a UserError."""
-    job = job_of(verb)
-    settings, origins = job.check(job.settings_type(**values), dict.fromkeys(values, "given"))
-    return job, job.assemble(job.with_absolute_paths(settings), origins, console.progress)
 
 
 def seconds_of_run(job: AnyJob, setup: RunSetup[Any]) -> float:

@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,13 @@ from paucal.runner.outputs import output_path, refuse_inside_images
 from paucal.runner.starts import NONE, without_none_init
 from paucal.runs.folder import RUNS_FOLDER
 from paucal.runs.grid_files import is_grid_folder
-from paucal.runs.lock import RunLock
+from paucal.runs.lock import lock_folder
 from paucal.runs.writable import check_folder_writable
 from paucal.settings.options import flag
 from paucal.settings.shared import DataSettings
 from paucal.types import UserError
 from paucal.verbs.compare.grid import EVAL, START, Grid, merge_grids, read_grid, verb_settings
-from paucal.verbs.compare.jobs import GridImages, assemble_run, job_of, open_images, seconds_of_run
+from paucal.verbs.compare.jobs import GridImages, job_of, open_images, seconds_of_run
 from paucal.verbs.compare.settings import Arm, GridSettings
 
 SEEDS = (0, 1, 2)  # default seeds
@@ -43,10 +43,9 @@ def prepare_grid(
 ) -> Grid:
     """Check every arm, measure how long its runs take, and store the grid or extend the stored grid.
 
-    `command` is the shell command to store with the grid. `images` are the images and the command that trains on them;
-    by default, the images of `paucal train` are opened. `estimate_seconds` is a function from the settings of a run to
-    its expected seconds; by default, a few steps of each run are timed. `before` is called with the new grid after all
-    checks, before workers can see the grid.
+    By default, the images of `paucal train` are opened, and a few steps of each run are timed; `estimate_seconds` is a
+    function from the settings of a run to its expected seconds. `before` is called with the new grid after all checks,
+    before workers can see the grid.
     """
     folder, verb = _comparison_folder(grid_settings, shared), "train" if images is None else images.verb
     stored_grid = read_grid(folder) if is_grid_folder(folder) else None
@@ -103,7 +102,7 @@ def _create_default_folder() -> Path:
 
 
 def _make_paths_absolute(verb: str, values: Mapping[str, Any], data_root: str | None = None) -> dict[str, Any]:
-    """Return the settings `values`, of an arm or of all arms, with absolute paths. `data_root` applies to all arms."""
+    """Return the settings of an arm or of all arms with absolute paths; `data_root` applies to all arms."""
     to_pin = verb_settings(values)
     root = {} if data_root is None else {"data_root": data_root}
     if verb == EVAL:
@@ -145,17 +144,18 @@ def _forecast_seconds(
             values = {**init, **verb_settings(settings), "seed": grid.seeds[0]}
             values |= {"lr": grid.rates[0]} if grid.rates else {}
             try:
-                forecast[arm.name] = round(
-                    estimate_seconds(values) if estimate_seconds else _time_run(grid, values, console), 2
-                )
+                seconds = estimate_seconds(values) if estimate_seconds else _time_run(grid, values, console)
             except UserError as problem:
                 raise UserError(f"{arm.name}: {problem}") from problem
+            forecast[arm.name] = round(seconds, 2)
             advance(number + 1, len(arms))
     return forecast
 
 
 def _time_run(grid: Grid, values: Mapping[str, Any], console: Console) -> float:
-    job, setup = assemble_run(grid.verb, values, console)
+    job = job_of(grid.verb)
+    settings, origins = job.check(job.settings_type(**values), dict.fromkeys(values, "given"))
+    setup = job.assemble(job.with_absolute_paths(settings), origins, console.progress)
     if grid.rates and not len(setup.data.split_indices("val")):
         raise UserError("--lrs needs validation images, but the validation split is empty: give --val-fraction.")
     return seconds_of_run(job, setup)
@@ -163,19 +163,16 @@ def _time_run(grid: Grid, values: Mapping[str, Any], console: Console) -> float:
 
 def _store_grid(new_grid: Grid) -> Grid:
     """Store a grid, merged with the arms and seeds that another call may have stored in the meantime."""
-    new_grid.folder.mkdir(parents=True, exist_ok=True)
-    lock, deadline = RunLock(new_grid.folder, "the comparison"), time.monotonic() + LOCK_TIMEOUT
-    while True:
-        try:
-            lock.acquire()
-            break
-        except UserError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
-    try:
-        grid = merge_grids(read_grid(new_grid.folder), new_grid) if is_grid_folder(new_grid.folder) else new_grid
+    folder, deadline = new_grid.folder, time.monotonic() + LOCK_TIMEOUT
+    with ExitStack() as lock:
+        while True:
+            try:
+                lock.enter_context(lock_folder(folder, "the comparison"))
+                break
+            except UserError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+        grid = merge_grids(read_grid(folder), new_grid) if is_grid_folder(folder) else new_grid
         grid.write()
         return grid
-    finally:
-        lock.release()

@@ -19,7 +19,13 @@ from paucal.wording import counted, format_duration, images_text, percent
 from paucal.writing import csv_text, write_text
 
 PAGE = "comparison.html"
-MAX_EQUAL_TIME_RATIO = 1.05  # largest ratio of two durations that the report calls equal
+# What the training of two arms is compared by: noun, attribute of `Outcome`, and largest ratio that counts as equal.
+EFFORTS = (
+    ("parameters", "parameters", 1.0005),
+    ("multiply-adds per image", "macs", 1.0005),
+    ("seconds per epoch", "epoch_seconds", 1.05),
+    ("total time", "seconds", 1.05),
+)
 MIN_TESTED_DIFFERENCES = 3  # minimum number of differences for a warning about multiple comparisons
 NOTES = (
     "mean and sd: mean and standard deviation (n - 1 in the denominator) of the test accuracy over seeds.",
@@ -160,33 +166,23 @@ def _describe_required_sample(gain: Difference) -> str:
 
 def fairness_sentences(findings: GridResults) -> list[str]:
     """Return sentences on how equal the training of arms and baselines was: epochs, time, size and learning rate."""
-    arms_by_name = {arm.name: arm for arm in findings.arms}
+    grid, arms_by_name = findings.grid, {arm.name: arm for arm in findings.arms}
     lines = [_describe_training_lengths(findings)]
     for arm in findings.arms:
         baseline = arms_by_name.get(arm.baseline)
         if baseline is not None and arm.outcomes and baseline.outcomes:
-            ratios = [
-                _describe_ratio(noun, arm.mean(name), baseline.mean(name), tolerance)
-                for noun, name, tolerance in (
-                    ("parameters", "parameters", 1.0005),
-                    ("multiply-adds per image", "macs", 1.0005),
-                    ("seconds per epoch", "epoch_seconds", MAX_EQUAL_TIME_RATIO),
-                    ("total time", "seconds", MAX_EQUAL_TIME_RATIO),
-                )
-            ]
-            lines.append(f"{arm.name} compared with {baseline.name}: {'; '.join(ratio for ratio in ratios if ratio)}.")
-    if findings.grid.rates:
-        rates = ", ".join(f"{rate:g}" for rate in findings.grid.rates)
+            lines.append(f"{arm.name} compared with {baseline.name}: {_compare_effort(arm, baseline)}.")
+    if grid.rates:
+        rates = ", ".join(f"{rate:g}" for rate in grid.rates)
         lines.append(
             f"The learning rate of each arm was chosen from the same values ({rates}) on the validation images of seed "
-            f"{findings.grid.seeds[0]}."
+            f"{grid.seeds[0]}."
         )
     else:
         lines.append(
             "Learning rates were not searched (use --lrs): each arm uses --lr or the default of its method, "
             "which favours arms whose default suits these images by chance."
         )
-    grid = findings.grid
     is_grouped = any({**grid.shared, **arm.settings}.get("group_by") for arm in grid.arms)
     if is_grouped and any(arm.gain is not None and arm.gain.groups is None for arm in findings.differences):
         lines.append(
@@ -199,6 +195,17 @@ def fairness_sentences(findings: GridResults) -> list[str]:
             "twenty would appear significant by chance."
         )
     return lines
+
+
+def _compare_effort(arm: ArmOutcome, baseline: ArmOutcome) -> str:
+    ratios = []
+    for noun, name, tolerance in EFFORTS:
+        value, base_value = arm.mean(name), baseline.mean(name)
+        if value and base_value:
+            ratio = value / base_value
+            is_equal = 1 / tolerance <= ratio <= tolerance
+            ratios.append(f"the same {noun}" if is_equal else f"{ratio:.2f} times the {noun}")
+    return "; ".join(ratios)
 
 
 def _describe_training_lengths(findings: GridResults) -> str:
@@ -214,13 +221,6 @@ def _describe_training_lengths(findings: GridResults) -> str:
     if not epochs:
         return "No run is finished yet."
     return f"The runs trained for {min(epochs)} to {max(epochs)} epochs, according to their settings."
-
-
-def _describe_ratio(noun: str, value: float | None, baseline: float | None, tolerance: float) -> str:
-    if not value or not baseline:
-        return ""
-    ratio = value / baseline
-    return f"the same {noun}" if 1 / tolerance <= ratio <= tolerance else f"{ratio:.2f} times the {noun}"
 
 
 def failures(findings: GridResults) -> list[str]:

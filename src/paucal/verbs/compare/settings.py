@@ -12,16 +12,8 @@ from paucal.types import UserError
 
 # Settings of `paucal train` that a comparison sets for each of its runs.
 SET_BY_COMPARISON = (
-    "data",
-    "method",
-    "model",
-    "add",
-    "seed",
-    "fraction",
-    "few_labels",
-    "labels",
-    "output",
-    "overwrite",
+    *("data", "method", "model", "add", "seed", "fraction", "few_labels", "labels"),
+    *("output", "overwrite"),
 )
 # Settings of `paucal train` that need several processes, or that divide a run into several runs or calls.
 UNSUPPORTED = ("fold", "folds", "time_limit", "devices", "nodes", "strategy", "sync_bn")
@@ -71,21 +63,13 @@ class GridSettings(WorkerSettings, ComparedSettings):
 
 @dataclass(frozen=True)
 class Arm:
-    """A training configuration to compare.
+    """A training configuration to compare."""
 
-    Attributes:
-        way: Training method: an entry of --methods, such as "drloc", or the name of an entry of --arms.
-        model: Entry of --models; None if the model is chosen from the data.
-        share: Fraction of the training images: an entry of --labels, such as "10%"; None for all training images.
-        settings: Settings of the grid's command in which the arm differs from the settings that all arms share.
-        against: `way` of the baseline; "" to choose the baseline as `baseline_of` describes.
-    """
-
-    way: str
-    model: str | None
-    share: str | None
-    settings: Mapping[str, Any] = field(hash=False)
-    against: str = ""
+    way: str  # entry of --methods, such as "drloc", or name of an entry of --arms
+    model: str | None  # entry of --models; None if the model is chosen from the data
+    share: str | None  # fraction of the training images: an entry of --labels, such as "10%"; None for all
+    settings: Mapping[str, Any] = field(hash=False)  # in which the arm differs from the settings that all arms share
+    against: str = ""  # `way` of the baseline; "" to choose the baseline as `baseline_of` describes
 
     @property
     def name(self) -> str:
@@ -141,11 +125,10 @@ def short_names(arms: Sequence[Arm]) -> list[str]:
 
 
 def baseline_of(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
-    """Return the baseline that an arm is compared with; None for the first arm.
+    """Return the baseline that an arm is compared with, which has the same fraction of the images; None if it has none.
 
-    Only arms with the same fraction of the images are compared. If any of these arms sets `against`, the baseline is
-    the arm whose `way` is `arm.against`; an arm without `against` has no baseline. Otherwise, the baseline is the first
-    arm with the same network; if that arm has the same `way`, the baseline is the first arm with any network.
+    If any of the arms with this fraction sets `against`, the baseline is the arm whose `way` is `arm.against`.
+    Otherwise, it is the first arm with the same network or, if that arm has the same `way`, with any network.
     """
     same_share = [other for other in arms if other.share == arm.share]
     if any(other.against for other in same_share):
