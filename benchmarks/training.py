@@ -43,7 +43,7 @@ from paucal.data.sources.opening import open_images
 from paucal.data.views.augmentation import Augmentation, build_rand_augment
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import TrainTransform
-from paucal.rules.backbone import model_arguments
+from paucal.rules.resolve import model_arguments
 
 POLICY = "rand-m9-mstd0.5-inc1"
 DECAY = 0.99

@@ -14,6 +14,9 @@ from paucal.cli.main import COMMAND_SUMMARIES, main
 from paucal.methods import pretraining, training
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training_settings import TrainSettings
+from paucal.rules import pretraining as pretrain_rules
+from paucal.rules import training as train_rules
+from paucal.rules.resolve import rules_by_name
 from paucal.settings.options import rule_chosen_names
 from paucal.tasks.segmentation import rules as segmentation
 from paucal.tasks.segmentation.settings import SegmentSettings
@@ -67,12 +70,11 @@ def test_help__shows_what_can_be_given(capsys, verb):
 
 def test_chosen__are_the_settings_that_have_a_rule():
     of_methods = {name for entry in training.ENTRIES for name in entry.rules}
-    assert rule_chosen_names(TrainSettings) == set(training.SHARED_RULES) | of_methods
+    assert rule_chosen_names(TrainSettings) == set(train_rules.RULES) | of_methods
     of_methods = {name for entry in pretraining.METHODS.values() for name in entry.rules}
     assert rule_chosen_names(SegmentSettings) == set(segmentation.RULES) | {"epochs", "warmup_epochs"}
-    assert (
-        rule_chosen_names(PretrainSettings) == set(pretraining.SHARED_RULES) | set(pretraining.LAST_RULES) | of_methods
-    )
+    shared = rules_by_name((*train_rules.PROCESS_RULES, *train_rules.COMPUTE_RULES, *pretrain_rules.RULES))
+    assert rule_chosen_names(PretrainSettings) == set(shared) | of_methods
 
 
 def test_models__lists_ours_and_timms(capsys):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cli.calls import QUICK, call, failure, make_photos
-from paucal.methods.distillation.entry import DISTILLATION_LOSS, _teacher_card
+from paucal.methods.guided import DISTILLATION_LOSS, _teacher_card
 from paucal.methods.training import check_used, with_recipe
 from paucal.methods.training_settings import TrainSettings
 from paucal.runs import open_run

@@ -30,7 +30,7 @@ from paucal.backbones.spec import use_channels_last
 from paucal.data.loader import make_ordered_loader, make_train_loader
 from paucal.data.sampler import StepSampler
 from paucal.losses.drloc_targets import permuted_pairs, sample_pairs
-from paucal.rules.facts import best_device
+from paucal.rules.resolve import best_device
 from paucal.training import Hardware
 from paucal.types import FeatureRequest
 

@@ -10,8 +10,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.objectives import DrLoc
 from paucal.objectives.drloc_head import LocalizationHead
 from paucal.objectives.one_backbone import ClassifierObjective
-from paucal.rules.backbone import backbone_spec
-from paucal.rules.facts import DataAndMachine
+from paucal.rules.resolve import DataAndMachine, backbone_spec
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import Batch, Progress
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from contracts import toys
 from contracts.test_objectives import StopAfter, same
-from paucal.methods.fine_tuning import check_tuning, fine_tuning, tuning_remarks
+from paucal.methods.supervised import check_tuning, fine_tuning, tuning_remarks
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives import Supervised
 from paucal.objectives.finetuning import FineTuning

@@ -8,7 +8,7 @@ from paucal.methods.training import check_used, with_recipe
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training_settings import TrainSettings
 from paucal.recipes.table import RECIPES
-from paucal.rules.facts import DataAndMachine
+from paucal.rules.resolve import DataAndMachine
 from paucal.settings.options import check_ranges
 from paucal.types import UserError
 

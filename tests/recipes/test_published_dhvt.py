@@ -5,15 +5,14 @@ import torch
 from timm.scheduler.cosine_lr import CosineLRScheduler
 from torch import nn
 
-from paucal.methods.fine_tuning import fine_tuning
+from paucal.methods.supervised import fine_tuning
 from paucal.methods.training import build_objective, with_recipe
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives import Supervised
 from paucal.objectives.finetuning import FineTuning
 from paucal.recipes.table import RECIPES
-from paucal.rules.backbone import backbone_spec
-from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
+from paucal.rules.resolve import DataAndMachine, InitialWeightsInfo, backbone_spec
 from paucal.tasks.classification.loaders import make_augmentation, make_preprocessing
 from paucal.tasks.classification.optimization import check_sync_bn, make_optimization, remarks_on_plan, training_plan
 from paucal.training.optimizers import parameter_groups

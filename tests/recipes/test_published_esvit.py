@@ -9,7 +9,7 @@ from paucal.cli.main import main
 from paucal.methods.pretraining import check_used, resolve_pretraining, with_recipe
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.recipes.esvit import RECIPES
-from paucal.rules.facts import DataAndMachine
+from paucal.rules.resolve import DataAndMachine
 from paucal.settings.options import check_ranges
 from paucal.studies.plan import plan_runs
 from paucal.studies.reading import studies

@@ -6,7 +6,7 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training import with_recipe
 from paucal.methods.training_settings import TrainSettings
-from paucal.rules.facts import DataAndMachine
+from paucal.rules.resolve import DataAndMachine
 from paucal.tasks.classification.loaders import make_preprocessing
 from paucal.tasks.classification.optimization import make_optimization, training_plan
 

@@ -8,13 +8,12 @@ import timm
 
 from cli.calls import failure
 from paucal.data.decode import DecodeOptions
+from paucal.methods.training import imagenet_alone, with_recipe
 from paucal.methods.training import resolve_training as resolve
-from paucal.methods.training import with_recipe
 from paucal.methods.training_settings import TrainSettings
 from paucal.recipes.recipe import require_init
-from paucal.recipes.starts import imagenet_alone
 from paucal.recipes.table import RECIPES
-from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
+from paucal.rules.resolve import DataAndMachine, InitialWeightsInfo
 from paucal.runner.images import normalisation
 from paucal.types import UserError
 

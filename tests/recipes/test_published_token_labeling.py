@@ -6,7 +6,7 @@ import timm
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training import with_recipe
 from paucal.methods.training_settings import TrainSettings
-from paucal.rules.facts import DataAndMachine
+from paucal.rules.resolve import DataAndMachine
 from paucal.training.schedules import CosineWarmup
 
 IMAGENET = DataAndMachine(n_train=1_281_167, n_classes=1000, median_side=400, cores=8)

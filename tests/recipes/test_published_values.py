@@ -13,7 +13,7 @@ from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training import with_recipe
 from paucal.methods.training_settings import TrainSettings
 from paucal.recipes.table import RECIPES
-from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
+from paucal.rules.resolve import DataAndMachine, InitialWeightsInfo
 
 Table = dict[str, tuple[Any, str]]
 IMAGENET = DataAndMachine(n_train=1_281_167, n_classes=1000, median_side=400, cores=8)

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from paucal.methods.fine_tuning import fine_tuning
+from paucal.methods.supervised import fine_tuning
 from paucal.methods.training import resolve_training
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives.finetuning import FineTuning
-from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
-from paucal.rules.resolve import resolve
+from paucal.rules.resolve import DataAndMachine, InitialWeightsInfo, resolve
 from paucal.tasks.classification.loaders import make_augmentation
 from paucal.tasks.segmentation.rules import RULES
 from paucal.tasks.segmentation.settings import SegmentSettings

@@ -8,7 +8,7 @@ import pytest
 
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training_settings import TrainSettings
-from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
+from paucal.rules.resolve import DataAndMachine, InitialWeightsInfo
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "results"
 RESULTS = sorted(FOLDER.glob("small_data_*.json"))

@@ -23,7 +23,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.models import published as published_weights
 from paucal.models.trained import load_trained
 from paucal.objectives import Supervised
-from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
+from paucal.rules.resolve import DataAndMachine, InitialWeightsInfo
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, begin, resume
 from paucal.runner.starts import (

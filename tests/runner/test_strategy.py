@@ -7,7 +7,7 @@ import pytest
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training_settings import TrainSettings
-from paucal.rules.facts import DataAndMachine
+from paucal.rules.resolve import DataAndMachine
 from paucal.runner import trainer_inputs
 from paucal.runner.console import SilentConsole
 from paucal.runner.trainer_inputs import hardware

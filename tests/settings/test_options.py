@@ -20,7 +20,7 @@ from paucal.settings.options import (
     setting_fields,
     with_current_names,
 )
-from paucal.settings.supervised import DEFAULT_TEST_FRACTION, DEFAULT_VAL_FRACTION
+from paucal.settings.shared import DEFAULT_TEST_FRACTION, DEFAULT_VAL_FRACTION
 from paucal.settings.values import settings_from_keywords
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.tasks.segmentation.settings import SegmentSettings

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paucal.methods.training_settings import TrainSettings
-from paucal.rules.backbone import model_arguments
+from paucal.rules.resolve import model_arguments
 from paucal.settings.values import given_names, settings_from_keywords, with_settings_signature
 from paucal.types import UserError
 from paucal.verbs.compare.settings import GridSettings

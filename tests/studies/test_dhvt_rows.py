@@ -3,7 +3,7 @@
 import pytest
 
 from paucal.methods.training import resolve_training
-from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
+from paucal.rules.resolve import DataAndMachine, InitialWeightsInfo
 from studies.resolved import checked
 
 COMMON = {

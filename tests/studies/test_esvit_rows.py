@@ -7,7 +7,7 @@ import pytest
 from paucal.data.named.table import NAMED
 from paucal.methods.pretraining import resolve_pretraining
 from paucal.recipes.esvit import RECIPES
-from paucal.rules.facts import DataAndMachine
+from paucal.rules.resolve import DataAndMachine
 from paucal.settings.options import check_ranges
 from paucal.studies import grids
 from paucal.studies.call import DataLocations, find_locations

@@ -12,8 +12,7 @@ from paucal.data.classes import read_class_list
 from paucal.data.sources.opening import open_digits
 from paucal.methods.pretraining import resolve_pretraining
 from paucal.methods.training import resolve_training
-from paucal.rules.backbone import backbone_spec, model_arguments
-from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
+from paucal.rules.resolve import DataAndMachine, InitialWeightsInfo, backbone_spec, model_arguments
 from paucal.studies.counting import count_model, count_network, counted_value
 from paucal.studies.plan import initial_weights_settings, plan_runs
 from paucal.studies.reading import studies

@@ -2,26 +2,20 @@
 
 from collections.abc import Mapping
 
-from paucal.methods.contract import PretrainingMethod
-from paucal.methods.diet import entry as diet
-from paucal.methods.lejepa import entry as lejepa
+from paucal.methods import diet, lejepa, self_distillation
+from paucal.methods.contract import PretrainingMethod, refuse_unused
 from paucal.methods.pretraining_settings import PretrainSettings
-from paucal.methods.self_distillation import entry as self_distillation
-from paucal.methods.unused_settings import refuse_unused
-from paucal.methods.visreg import entry as visreg
-from paucal.recipes import esvit
+from paucal.recipes.esvit import RECIPES
 from paucal.recipes.recipe import fill_in
-from paucal.rules import crops, machine, resolve
-from paucal.rules.facts import DataAndMachine
+from paucal.rules.pretraining import RULES
+from paucal.rules.resolve import DataAndMachine, resolve, rules_by_name
+from paucal.rules.training import COMPUTE_RULES, PROCESS_RULES
 from paucal.settings.options import require_known
 from paucal.types import UserError
 
 METHODS: dict[str, PretrainingMethod] = {
-    entry.name: entry for entry in (self_distillation.METHOD, lejepa.METHOD, visreg.METHOD, diet.METHOD)
+    entry.name: entry for entry in (self_distillation.METHOD, *lejepa.METHODS, diet.METHOD)
 }
-RECIPES = esvit.RECIPES
-SHARED_RULES = resolve.rules_by_name((*machine.PROCESS_RULES, *crops.RULES))
-LAST_RULES = resolve.rules_by_name(machine.COMPUTE_RULES)  # applied after the rules of the method
 
 
 def method_of(settings: PretrainSettings) -> PretrainingMethod:
@@ -52,4 +46,5 @@ def check_used(settings: PretrainSettings, origins: Mapping[str, str]) -> None:
 
 def resolve_pretraining(settings: PretrainSettings, facts: DataAndMachine) -> tuple[PretrainSettings, dict[str, str]]:
     """Choose a value by rule for every setting that is None; return the settings, and the reason for each choice."""
-    return resolve.resolve(settings, facts, {**SHARED_RULES, **method_of(settings).rules, **LAST_RULES})
+    rules = {**rules_by_name((*PROCESS_RULES, *RULES)), **method_of(settings).rules, **rules_by_name(COMPUTE_RULES)}
+    return resolve(settings, facts, rules)

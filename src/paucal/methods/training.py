@@ -3,25 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+import timm
 import torch
 
 from paucal.backbones.mimetic import init_mimetic
 from paucal.backbones.spec import BackboneSpec
-from paucal.methods.contract import ExtraLoss, MethodOrLoss, RunImages, TrainingMethod
-from paucal.methods.distillation import entry as distillation
-from paucal.methods.drloc import entry as drloc
-from paucal.methods.locality import entry as locality
-from paucal.methods.supervised import entry as supervised
-from paucal.methods.token_labeling import entry as token_labeling
+from paucal.methods import drloc, guided, supervised, token_labeling
+from paucal.methods.contract import ExtraLoss, MethodOrLoss, RunImages, TrainingMethod, refuse_unused, unused_settings
 from paucal.methods.training_settings import TrainSettings
-from paucal.methods.unused_settings import refuse_unused, unused_settings
 from paucal.objectives import Objective
 from paucal.objectives.one_backbone import ClassifierObjective
 from paucal.recipes.recipe import Recipe, fill_in, require_init
-from paucal.recipes.starts import imagenet_alone
 from paucal.recipes.table import RECIPES
-from paucal.rules import augmentation, machine, model_and_size, resolve, schedule
-from paucal.rules.facts import DataAndMachine
+from paucal.rules.resolve import DataAndMachine, resolve
+from paucal.rules.training import RULES
 from paucal.settings.options import require_known
 from paucal.types import UserError
 
@@ -29,20 +24,9 @@ METHODS: dict[str, TrainingMethod] = {
     entry.name: entry for entry in (supervised.METHOD, drloc.METHOD, *token_labeling.METHODS)
 }
 EXTRA_LOSSES: dict[str, ExtraLoss] = {
-    entry.name: entry for entry in (drloc.DRLOC_LOSS, locality.LOCALITY_LOSS, distillation.DISTILLATION_LOSS)
+    entry.name: entry for entry in (drloc.DRLOC_LOSS, guided.LOCALITY_LOSS, guided.DISTILLATION_LOSS)
 }
 ENTRIES: tuple[MethodOrLoss, ...] = (*METHODS.values(), *EXTRA_LOSSES.values())
-# The order matters: each rule sees the settings that the rules before it have chosen.
-SHARED_RULES = resolve.rules_by_name(
-    (
-        *machine.PROCESS_RULES,
-        *model_and_size.RULES,
-        *schedule.RULES,
-        *augmentation.RULES,
-        model_and_size.drop_path,
-        *machine.COMPUTE_RULES,
-    )
-)
 
 
 def method_of(settings: TrainSettings) -> TrainingMethod:
@@ -134,10 +118,10 @@ def check_used(settings: TrainSettings, origins: Mapping[str, str]) -> None:
 
 def resolve_training(settings: TrainSettings, facts: DataAndMachine) -> tuple[TrainSettings, dict[str, str]]:
     """Choose a value by rule for every setting that is None; return the settings, and the reason for each choice."""
-    rules = dict(SHARED_RULES)
+    rules = dict(RULES)
     for entry in entries_of(settings):
         rules |= entry.rules
-    return resolve.resolve(settings, facts, rules)
+    return resolve(settings, facts, rules)
 
 
 def build_objective(settings: TrainSettings, spec: BackboneSpec) -> Objective:
@@ -155,3 +139,46 @@ def adapt_terms_to_run(settings: TrainSettings, objective: Objective, run_images
     if isinstance(objective, ClassifierObjective):
         for name, term in objective.named_terms().items():
             EXTRA_LOSSES[name].adapt_to_run(settings, term, run_images)
+
+
+# timm's tags consist of words joined by "_", such as "augreg_in1k".
+IMAGENET_WORD = "in1k"  # word in the tag of weights that were trained on ImageNet-1k
+# Weights are excluded if their tag has one of these words, since they were trained on further images or texts,
+# fine-tuned ("ft", "lc"), or trained without labels ("ijepa").
+EXCLUDED_TAG_WORDS = {
+    *("ft", "lc", "in12k", "in21k", "in22k", "jft", "ig1b", "yfcc100m", "m30m", "m38m", "6m", "laion2b", "laiona"),
+    *("openai", "clip", "webli", "wsl", "ssl", "swsl", "ssld", "seer", "swag", "ns", "mim", "ijepa", "bamboo"),
+}
+TORCHVISION_TAG = "tv_in1k"  # preferred tag, since papers used torchvision's weights of ResNets
+
+
+def imagenet_alone(model: str, recipe: str) -> str:
+    """Return the name of a timm model with the tag of weights that were trained on the labels of ImageNet-1k only.
+
+    The default weights of many models were trained on more images, such as ImageNet-21k for ViT-B/16. A name that
+    already has a tag, or for which timm has no weights, is returned unchanged. `recipe` is the recipe's name, for the
+    error message.
+
+    Example:
+        >>> imagenet_alone("vit_base_patch16_224", "an example")
+        'vit_base_patch16_224.augreg_in1k'
+    """
+    if "." in model or not timm.is_model(model):
+        return model
+    published = [name.partition(".")[2] for name in timm.list_models(f"{model}.*", pretrained=True)]
+    config = timm.get_pretrained_cfg(model)
+    default = config.tag if config is not None else None
+    matching_tags = [tag for tag in published if _is_imagenet_alone(tag or "")]
+    if not published or (default in matching_tags and TORCHVISION_TAG not in matching_tags):
+        return model
+    if not matching_tags:
+        raise UserError(
+            f"--recipe {recipe} needs weights trained on ImageNet-1k alone, but timm has no such weights for {model}. "
+            f"Choose another --model, use other weights with --model {model}.{default or published[0]}, or give --init."
+        )
+    return f"{model}.{TORCHVISION_TAG if TORCHVISION_TAG in matching_tags else matching_tags[0]}"
+
+
+def _is_imagenet_alone(tag: str) -> bool:
+    tag_words = set(tag.split("_"))
+    return IMAGENET_WORD in tag_words and not tag_words & EXCLUDED_TAG_WORDS

@@ -9,15 +9,205 @@ settings that earlier rules chose.
 
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-from paucal.rules.backbone import BackboneShape, backbone_shape
-from paucal.rules.facts import DataAndMachine
-from paucal.settings.options import CHOSEN_BY_RULE
-from paucal.settings.shared import JobSettings
+import torch
+from torch import nn
+
+from paucal.backbones.attention_maps import attention_layers
+from paucal.backbones.empty_models import build_empty
+from paucal.backbones.layers import count_stages
+from paucal.backbones.sizing import fit_to_image_size, fit_to_image_sizes
+from paucal.backbones.spec import BackboneSpec
+from paucal.reading import parse_yaml
+from paucal.settings.options import CHOSEN_BY_RULE, DEFAULT_SIDE
+from paucal.settings.shared import JobSettings, ModelSettings
+from paucal.types import UserError, height_and_width
+
+# Number of images seen in training (epochs times images) below which weights count as undertrained. Weights trained for
+# 10 epochs on 10,000 small photographs were hardly better for fine-tuning than random weights; weights trained for 100
+# epochs on 5,000 photographs were clearly better.
+UNDERTRAINED_IMAGES = 300_000
+
+
+@dataclass(frozen=True)
+class InitialWeightsInfo:
+    """Properties of the initial weights of a run that are known before the weights are read.
+
+    Attributes:
+        where: Name of the weights in messages, such as "timm's weights" or the path of a run.
+        model: Name of the model in timm; None if unknown, or if the user names the model of a weights file.
+        image_size: (height, width) in pixels of the images that the weights were trained on; None for the default size
+            of the model.
+        model_args: Constructor arguments of the model, as NAME=VALUE.
+        normalise: Value of the setting `normalise` that suits the weights.
+        chosen: Whether the run chose the weights itself and auto-tunes from these weights within its time budget.
+        images_seen: Number of images seen in training (epochs times images), summed over all paucal runs that trained
+            the weights, beginning with random weights; None if unknown.
+    """
+
+    where: str
+    model: str | None = None
+    image_size: tuple[int, int] | None = None
+    model_args: tuple[str, ...] = ()
+    normalise: str = "computed"
+    chosen: bool = False
+    images_seen: int | None = None
+
+    @property
+    def undertrained(self) -> bool:
+        """Whether the weights were trained on so few images that fine-tuning need not preserve their features."""
+        return self.images_seen is not None and self.images_seen < UNDERTRAINED_IMAGES
+
+
+def describe_undertrained(weights: InitialWeightsInfo) -> str:
+    """Return the reason for fine-tuning without an effort to preserve the features of the initial weights."""
+    return f"{weights.where} was trained on only {weights.images_seen:,} images: not worth preserving"
+
+
+@dataclass(frozen=True)
+class DataAndMachine:
+    """Properties of the data, the machine and the initial weights.
+
+    Attributes:
+        n_train: Number of training images.
+        n_classes: Number of classes.
+        median_side: Median of the images' shorter sides in pixels.
+        hinted_size: Recommended image side for the data set in pixels; None if there is no recommendation.
+        hinted_epochs: Recommended number of epochs for the data set; None if there is no recommendation.
+        flip: Whether mirroring an image leaves its meaning unchanged.
+        cores: Number of CPU cores.
+        device: Best available device: "cuda", "mps" or "cpu".
+        bf16: Whether the device supports bfloat16 natively.
+        devices: Number of devices of the type `device`.
+        launched: (number of processes per node, number of nodes) of a launcher; None if there is no launcher.
+        initial_weights: Properties of the initial weights; None for training from scratch.
+        several_labels: Whether an image can have several labels, or none.
+        n_images: Number of all images, including images that the run does not use.
+    """
+
+    n_train: int
+    n_classes: int
+    median_side: int
+    hinted_size: int | None = None
+    hinted_epochs: int | None = None
+    flip: bool = True
+    cores: int = 1
+    device: str = "cpu"
+    bf16: bool = False
+    devices: int = 1
+    launched: tuple[int, int] | None = None
+    initial_weights: InitialWeightsInfo | None = None
+    several_labels: bool = False
+    n_images: int = 0
+
+
+def makes_few_passes(facts: DataAndMachine, time: str | None) -> bool:
+    """Return whether a run fine-tunes within a time budget, which allows fewer epochs than published schedules."""
+    return facts.initial_weights is not None and (facts.initial_weights.chosen or time is not None)
+
+
+def device_or_best(device: str | None) -> str:
+    """Return a device that the user gave, or the best device of this machine if none was given."""
+    return device or best_device()[0]
+
+
+def best_device() -> tuple[str, bool]:
+    """Return the best device of this machine, and whether it supports bfloat16 natively."""
+    if torch.cuda.is_available():
+        return "cuda", torch.cuda.is_bf16_supported(including_emulation=False)
+    if torch.backends.mps.is_available():
+        return "mps", False
+    return "cpu", False
+
+
+def backbone_spec(settings: ModelSettings, n_classes: int, channels: int = 3) -> tuple[BackboneSpec, list[str]]:
+    """Return the spec of the backbone, with constructor arguments that suit the image size, and notes for the user.
+
+    The user's `model_args` take precedence over the arguments that suit the image size.
+    """
+    size, name = height_and_width(settings.img_size), settings.model
+    user_arguments = model_arguments(settings.model_args)
+    sizing = fit_to_image_size(name, size, user_arguments)
+    notes = [text for text in (sizing.reason, sizing.warning) if text]
+    # The spec that is stored with the run includes the chosen arguments, since later versions may choose differently.
+    size_arguments = {key: value for key, value in sizing.arguments.items() if key != "img_size"}
+    arguments = {**size_arguments, **user_arguments}
+    return BackboneSpec(name, n_classes, in_chans=channels, image_size=size, arguments=arguments), notes
+
+
+@dataclass(frozen=True)
+class BackboneShape:
+    """Properties of a backbone that rules depend on.
+
+    Attributes:
+        grid: Size of the last feature map as (rows, columns).
+        dim: Number of channels of the last feature map.
+        convolutional: Whether the network has overlapping convolutions and no attention.
+        stages: Number of stages, or number of blocks if there are no stages; 0 if both are unknown.
+    """
+
+    grid: tuple[int, int]
+    dim: int
+    convolutional: bool
+    stages: int
+
+
+def backbone_shape(
+    model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None
+) -> BackboneShape:
+    """Return the properties of a backbone without computing a forward pass."""
+    return _backbone_shape(model or "", height_and_width(img_size or DEFAULT_SIDE), tuple(model_args or ()))
+
+
+@lru_cache(maxsize=256)
+def _backbone_shape(name: str, size: tuple[int, int], model_args: tuple[str, ...]) -> BackboneShape:
+    user_arguments = model_arguments(model_args)
+    sizing = fit_to_image_size(name, size, user_arguments)
+    model = build_empty(name, {**sizing.arguments, **user_arguments})
+    layers = (module for module in model.modules() if isinstance(module, nn.Conv2d))
+    has_overlap = any(max(layer.kernel_size) > max(layer.stride) for layer in layers)
+    channels = int(model.num_features)  # type: ignore[arg-type]
+    stages = 0
+    with suppress(UserError):
+        stages = count_stages(model)
+    return BackboneShape(sizing.grid, channels, has_overlap and not attention_layers(model), stages)
+
+
+def supports_sides(model: str | None, model_args: Sequence[str] | None, sides: Sequence[int]) -> bool:
+    """Return whether a backbone that is built for the first of several image sides accepts images of all sides."""
+    name, sizes = model or "", [(side, side) for side in sides]
+    user_arguments = model_arguments(model_args)
+    try:
+        size_arguments = fit_to_image_size(name, sizes[0], user_arguments).arguments
+        fit_to_image_sizes(name, sizes, {**size_arguments, **user_arguments})
+    except UserError:
+        return False
+    return True
+
+
+def model_arguments(words: Sequence[str] | None) -> dict[str, Any]:
+    """Parse NAME=VALUE words; values are parsed as YAML, so `4`, `true` and `[1, 2]` become an int, a bool and a list.
+
+    Example:
+        >>> model_arguments(["patch_size=2", "depths=[2, 2]", "qkv_bias=false"])
+        {'patch_size': 2, 'depths': [2, 2], 'qkv_bias': False}
+    """
+    arguments = {}
+    for argument in words or ():
+        name, equals, value = argument.partition("=")
+        if not equals or not name.isidentifier():
+            raise UserError(f"--model-args: {argument!r} is not of the form NAME=VALUE, for instance patch_size=4.")
+        try:
+            arguments[name] = parse_yaml(value)
+        except ValueError:
+            raise UserError(f"--model-args: the value of {argument!r} is not valid YAML; quote the value.") from None
+    return arguments
+
 
 # Settings that depend on the number of epochs. These settings are None as long as the number of epochs has not been
 # planned from the time budget, and if the number of epochs is 0.
@@ -35,15 +225,9 @@ def rules_by_name(rules: Iterable[Rule]) -> dict[str, Rule]:
 
 
 def resolve(settings: S, facts: DataAndMachine, rules: Mapping[str, Rule]) -> tuple[S, dict[str, str]]:
-    """Choose every setting that is None or "auto" and has a rule.
+    """Choose every setting that is None or "auto" and has a rule; return the settings, and the reasons by name.
 
     Afterwards a setting is None only if its type allows None, so code that reads settings needs no defaults.
-
-    Returns:
-        The settings, and the reason for each chosen value by the name of the setting.
-
-    Raises:
-        RuntimeError: A rule has a bug and chose no value for a setting that needs a value.
     """
     reasons: dict[str, str] = {}
     hints = typing.get_type_hints(type(settings))

@@ -29,7 +29,7 @@ from paucal.data.views.normalisation import Normalisation, compute_normalisation
 from paucal.evaluation.results import PrimaryMetric, primary_metric
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.saved import stored_card
-from paucal.rules.facts import DataAndMachine, best_device
+from paucal.rules.resolve import DataAndMachine, best_device
 from paucal.runner.processes import launched_process_counts
 from paucal.runs import RunFolder
 from paucal.settings.shared import DataSettings, JobSettings, LabelledDataSettings

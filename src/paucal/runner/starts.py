@@ -26,7 +26,7 @@ from paucal.models.weights.local import (
 )
 from paucal.models.weights.table import PretrainedWeights, has_terms
 from paucal.objectives import Objective
-from paucal.rules.facts import InitialWeightsInfo, device_or_best
+from paucal.rules.resolve import InitialWeightsInfo, device_or_best
 from paucal.runs import RunFolder, open_model_folder
 from paucal.runs.folder import CHOSEN_WEIGHTS, COCO, PUBLISHED_WEIGHTS, TIMM, find_run_of_file, iterate_ancestry
 from paucal.runs.weights import read_untrusted, read_weights

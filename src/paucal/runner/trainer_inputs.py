@@ -11,7 +11,7 @@ from paucal.cores import count_usable_cores
 from paucal.data.sampler import steps_per_epoch
 from paucal.data.views.augmentation import Mixing
 from paucal.models.devices import DEVICES
-from paucal.rules.facts import best_device
+from paucal.rules.resolve import best_device
 from paucal.runner.processes import launched_process_counts
 from paucal.runner.time_budget import parse_duration
 from paucal.settings.shared import JobSettings

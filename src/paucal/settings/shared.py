@@ -6,7 +6,7 @@ In the help, the settings of later base classes come first.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from paucal.settings.options import MAX_EPOCHS, option
 
@@ -175,3 +175,57 @@ class JobSettings(
     def effective_batch(self) -> int:
         """The number of images per optimizer step, over all devices and accumulated forward passes."""
         return self.batch_size_or_1 * self.accumulate * self.processes
+
+
+# Limits for the alpha of mixup and CutMix, equal to `data.views.augmentation.ALPHA_RANGE`, which is slow to import.
+LOWEST_ALPHA, HIGHEST_ALPHA = 1e-3, 1e3
+# Defaults in `data.splits.split.make_split`, which is slow to import.
+DEFAULT_VAL_FRACTION, DEFAULT_TEST_FRACTION = 0.1, 0.2
+
+
+@dataclass(frozen=True)
+class FractionSettings:
+    """Fractions of images used for validation and test, for data sets that do not define these splits themselves."""
+
+    help_group = "data"
+    val_fraction: float | None = option(
+        f"fraction of the training images used for validation, by default {DEFAULT_VAL_FRACTION}; with 0, the weights "
+        "of the last epoch are kept",
+        low=0,
+        high=0.999,
+    )
+    test_fraction: float | None = option(
+        f"fraction of the images used for testing if the data has no test split, by default {DEFAULT_TEST_FRACTION}",
+        above=0,
+    )
+
+    @property
+    def given_fractions(self) -> dict[str, Any]:
+        """The fractions that are not None, by the name of their setting."""
+        fractions = {"val_fraction": self.val_fraction, "test_fraction": self.test_fraction}
+        return {name: fraction for name, fraction in fractions.items() if fraction is not None}
+
+
+@dataclass(frozen=True)
+class MaskFileSettings:
+    """Folders of images and masks, and the meaning of mask values."""
+
+    help_group = "data"
+    images: str | None = option("folder of the images, instead of DATA; needs --masks")
+    masks: str | None = option("folder of the masks, with the same file names as the images")
+    mask_values: Literal["index", "binary", "grey", "colour"] | None = option(
+        "meaning of the pixel values in masks: class numbers (index), 0 and 255 (binary), or one grey level or colour "
+        "per class; by default detected from the masks"
+    )
+    ignore: list[int] | None = option(
+        "mask value of unlabelled pixels, or its red, green and blue components; by default 255 in index masks",
+        low=0,
+        high=65535,
+    )
+
+
+@dataclass(frozen=True)
+class SyncBatchNormSettings:
+    """Synchronisation of batch norms over several GPUs."""
+
+    sync_bn: bool = option("synchronise batch norms over all GPUs", False, group="run")

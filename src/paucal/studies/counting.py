@@ -14,7 +14,7 @@ from paucal.backbones.empty_models import build_empty
 from paucal.backbones.probe import make_dummy_images
 from paucal.backbones.sizing import fit_to_image_size
 from paucal.recipes.detection import RECIPES
-from paucal.rules.backbone import model_arguments
+from paucal.rules.resolve import model_arguments
 from paucal.studies.study import Column, Row, Study
 from paucal.tasks.detection.cost import detector_cost
 from paucal.tasks.detection.settings import DetectSettings

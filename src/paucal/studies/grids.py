@@ -17,8 +17,7 @@ import torch
 from paucal.backbones import BackboneSpec
 from paucal.models.frozen import random_backbone
 from paucal.recipes.segmentation import SCALES
-from paucal.rules.backbone import model_arguments
-from paucal.rules.facts import device_or_best
+from paucal.rules.resolve import device_or_best, model_arguments
 from paucal.runner.console import Console
 from paucal.runs.grid_files import is_grid_folder
 from paucal.studies.call import Call, DataLocations, with_starts

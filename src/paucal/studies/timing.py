@@ -16,8 +16,7 @@ import torch
 
 from paucal.backbones import BackboneSpec
 from paucal.models.devices import usable_device
-from paucal.rules.backbone import model_arguments
-from paucal.rules.facts import device_or_best
+from paucal.rules.resolve import device_or_best, model_arguments
 from paucal.runner.console import Console
 from paucal.runner.run_time import end_time_text
 from paucal.studies.settings import StudySettings

@@ -10,8 +10,7 @@ from torchvision import tv_tensors
 
 from paucal.data.dataset import SampleKey
 from paucal.recipes.detection import RECIPES, TRAINING_IMAGES
-from paucal.rules.facts import UNDERTRAINED_IMAGES, InitialWeightsInfo
-from paucal.rules.resolve import resolve
+from paucal.rules.resolve import UNDERTRAINED_IMAGES, InitialWeightsInfo, resolve
 from paucal.runner.console import SilentConsole
 from paucal.runner.starts import without_none_init
 from paucal.settings.options import check_ranges

@@ -317,7 +317,7 @@ def test_start__is_chosen_for_the_device_of_the_run(
         devices.append(device)
         raise UserError("chosen")
 
-    monkeypatch.setattr("paucal.rules.facts.best_device", lambda: ("cuda", True))
+    monkeypatch.setattr("paucal.rules.resolve.best_device", lambda: ("cuda", True))
     monkeypatch.setattr(starts, "choose_weights", choose)
     with pytest.raises(UserError, match="chosen"):
         assemble(DetectSettings(data=str(images), device=device), {}, SilentConsole().progress)

@@ -10,7 +10,7 @@ import yaml
 from paucal.methods.pretraining import resolve_pretraining
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.models.trained import load_trained
-from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
+from paucal.rules.resolve import DataAndMachine, InitialWeightsInfo
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, begin, resume
 from paucal.runs import RunFolder
@@ -97,7 +97,7 @@ def test_run__stops_where_it_makes_its_trained_weights_worse(pictures, begun, tm
 
 def trained_enough(monkeypatch):
     """Let weights of short runs count as trained."""
-    monkeypatch.setattr("paucal.rules.facts.UNDERTRAINED_IMAGES", 0)
+    monkeypatch.setattr("paucal.rules.resolve.UNDERTRAINED_IMAGES", 0)
 
 
 def test_resumed_run__remembers_the_epochs_that_made_its_weights_worse(pictures, begun, tmp_path, monkeypatch):

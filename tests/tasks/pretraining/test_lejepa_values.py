@@ -4,8 +4,7 @@ import pytest
 
 from paucal.methods.pretraining import resolve_pretraining, with_recipe
 from paucal.methods.pretraining_settings import PretrainSettings
-from paucal.rules.backbone import backbone_shape
-from paucal.rules.facts import DataAndMachine
+from paucal.rules.resolve import DataAndMachine, backbone_shape
 from paucal.tasks.pretraining.crops import make_crop_groups
 from paucal.types import Crops
 

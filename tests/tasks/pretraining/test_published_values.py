@@ -8,9 +8,9 @@ from lightning.pytorch import Callback
 from paucal.methods.pretraining import resolve_pretraining as resolve
 from paucal.methods.pretraining import with_recipe
 from paucal.methods.pretraining_settings import PretrainSettings
-from paucal.methods.self_distillation.entry import _loss_options
+from paucal.methods.self_distillation import _loss_options
 from paucal.recipes.esvit import RECIPES
-from paucal.rules.facts import DataAndMachine
+from paucal.rules.resolve import DataAndMachine
 from paucal.tasks.pretraining.crops import make_crop_groups
 from paucal.types import height_and_width
 from tasks.pretraining.short_runs import StopAfter, start

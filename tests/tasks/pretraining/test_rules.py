@@ -6,7 +6,7 @@ from paucal.methods.pretraining import resolve_pretraining as resolve
 from paucal.methods.pretraining import with_recipe
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.recipes.esvit import RECIPES
-from paucal.rules.facts import DataAndMachine
+from paucal.rules.resolve import DataAndMachine
 from paucal.types import UserError
 
 IMAGENET = DataAndMachine(1_281_167, 0, 400, device="cuda", devices=8, bf16=True)

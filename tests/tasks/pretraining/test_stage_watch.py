@@ -8,7 +8,7 @@ from lightning.pytorch import Callback
 
 from paucal.evaluation.collapse import Verdict
 from paucal.methods.pretraining_settings import PretrainSettings
-from paucal.methods.self_distillation.entry import settings_after_collapse as gentler
+from paucal.methods.self_distillation import settings_after_collapse as gentler
 from paucal.runner import life
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, resume
@@ -33,7 +33,7 @@ def sick_at(epoch, times):
 
 
 def test_stop__ends_a_collapsed_run_and_says_why(pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr("paucal.methods.self_distillation.entry.find_collapse", sick_at(2, 9))
+    monkeypatch.setattr("paucal.methods.self_distillation.find_collapse", sick_at(2, 9))
     stopped = start(pictures, tmp_path / "run", on_collapse="stop")
     assert isinstance(stopped, Stopped)
     assert stopped.step == 6
@@ -54,7 +54,7 @@ def test_replayed_epoch__is_judged_once(pictures, tmp_path, monkeypatch):
         epochs = [row["epoch"] for row in rows]
         return Verdict("uniform output", "twice.", "none.") if len(epochs) > len(set(epochs)) else None
 
-    monkeypatch.setattr("paucal.methods.self_distillation.entry.find_collapse", judge)
+    monkeypatch.setattr("paucal.methods.self_distillation.find_collapse", judge)
     monkeypatch.setattr("paucal.runner.trainer_inputs.Plan", partial(Plan, save_every=4))
     with pytest.raises(InterruptedError):
         start(pictures, tmp_path / "run", on_collapse="stop", callbacks=[Crash()])
@@ -68,7 +68,7 @@ def test_replayed_epoch__is_judged_once(pictures, tmp_path, monkeypatch):
 
 
 def test_warn__goes_on_and_the_report_says_it(pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr("paucal.methods.self_distillation.entry.find_collapse", sick_at(2, 99))
+    monkeypatch.setattr("paucal.methods.self_distillation.find_collapse", sick_at(2, 99))
     result = start(pictures, tmp_path / "run")
     assert result.verdict.kind == "uniform output"
     assert "uniform output" in (result.run / "report.html").read_text()
@@ -96,7 +96,7 @@ def test_monitor__first_looks_when_the_run_trains_and_the_page_tells_what_it_saw
 
 def test_rollback__goes_back_changes_the_settings_and_finishes(pictures, tmp_path, monkeypatch):
     # A healthy row is judged twice, for a verdict and for first signs; the third epoch is sick, and only once.
-    monkeypatch.setattr("paucal.methods.self_distillation.entry.find_collapse", sick_at(3, 1))
+    monkeypatch.setattr("paucal.methods.self_distillation.find_collapse", sick_at(3, 1))
     monkeypatch.setattr("paucal.runner.trainer_inputs.Plan", partial(Plan, save_seconds=0.0))
     result = start(pictures, tmp_path / "run", on_collapse="rollback", lr=1e-3, momentum=0.99)
     config = yaml.safe_load((result.run / "config.yaml").read_text())
@@ -119,7 +119,7 @@ def test_signal__in_the_epoch_of_a_new_stage_stops_the_run(pictures, tmp_path):
 
 
 def test_signal__in_the_epoch_of_a_rollback_stops_the_run_after_it(pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr("paucal.methods.self_distillation.entry.find_collapse", sick_at(3, 1))
+    monkeypatch.setattr("paucal.methods.self_distillation.find_collapse", sick_at(3, 1))
     monkeypatch.setattr("paucal.runner.trainer_inputs.Plan", partial(Plan, save_seconds=0.0))
     stopped = start(pictures, tmp_path / "run", on_collapse="rollback", callbacks=[StopAfter(9)])
     assert isinstance(stopped, Stopped)
@@ -134,7 +134,7 @@ def test_signal__in_the_epoch_of_a_rollback_stops_the_run_after_it(pictures, tmp
 
 @pytest.mark.slow
 def test_rollback__goes_back_a_second_time(pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr("paucal.methods.self_distillation.entry.find_collapse", sick_at(3, 2))
+    monkeypatch.setattr("paucal.methods.self_distillation.find_collapse", sick_at(3, 2))
     monkeypatch.setattr("paucal.runner.trainer_inputs.Plan", partial(Plan, save_seconds=0.0))
     result = start(pictures, tmp_path / "run", on_collapse="rollback", teacher_temperature=0.04)
     config = yaml.safe_load((result.run / "config.yaml").read_text())
@@ -144,7 +144,7 @@ def test_rollback__goes_back_a_second_time(pictures, tmp_path, monkeypatch):
 
 
 def test_interruption__is_not_put_down_to_a_collapse_that_was_only_warned_of(pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr("paucal.methods.self_distillation.entry.find_collapse", sick_at(1, 99))
+    monkeypatch.setattr("paucal.methods.self_distillation.find_collapse", sick_at(1, 99))
     stopped = start(pictures, tmp_path / "run", callbacks=[StopAfter(7)])
     assert isinstance(stopped, Stopped)
     assert "stopped because" not in (stopped.run / "train.log").read_text()

@@ -3,8 +3,7 @@
 import pytest
 
 from paucal.recipes.segmentation import RECIPES
-from paucal.rules.facts import UNDERTRAINED_IMAGES, DataAndMachine, InitialWeightsInfo
-from paucal.rules.resolve import resolve
+from paucal.rules.resolve import UNDERTRAINED_IMAGES, DataAndMachine, InitialWeightsInfo, resolve
 from paucal.settings.options import check_ranges
 from paucal.tasks.segmentation.job import plan_crops_and_epochs
 from paucal.tasks.segmentation.rules import RULES

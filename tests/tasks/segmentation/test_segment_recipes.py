@@ -5,8 +5,7 @@ from dataclasses import fields
 import pytest
 
 from paucal.recipes.segmentation import RECIPES, SCALES
-from paucal.rules.facts import DataAndMachine, InitialWeightsInfo
-from paucal.rules.resolve import resolve
+from paucal.rules.resolve import DataAndMachine, InitialWeightsInfo, resolve
 from paucal.runner.trainer_inputs import with_synced_norms
 from paucal.tasks.segmentation.assembly import crop_options, fast_inference_options, final_inference_options
 from paucal.tasks.segmentation.job import SegmentationJob

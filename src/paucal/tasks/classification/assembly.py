@@ -12,14 +12,13 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.calibration import DEFAULT_THRESHOLD
 from paucal.evaluation.seen_images import initial_weights_overlap_remarks
 from paucal.methods.contract import RunImages
-from paucal.methods.fine_tuning import tuning_remarks
+from paucal.methods.supervised import tuning_remarks
 from paucal.methods.training import adapt_terms_to_run, build_objective, method_of, resolve_training, unused_settings_of
 from paucal.methods.training_settings import TUNING_METHOD, TrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.features import linear_classifier
 from paucal.objectives import Objective
-from paucal.rules.backbone import backbone_spec
-from paucal.rules.facts import DataAndMachine
+from paucal.rules.resolve import DataAndMachine, backbone_spec
 from paucal.runner.images import (
     SplitImages,
     decode_images,

@@ -4,7 +4,7 @@ import shlex
 
 from paucal.data.images import ImageSet
 from paucal.data.sources.joining import SEPARATOR
-from paucal.methods.fine_tuning import check_tuning
+from paucal.methods.supervised import check_tuning
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.features import linear_classifier

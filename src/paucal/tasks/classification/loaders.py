@@ -21,7 +21,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.recipes.table import RECIPES
-from paucal.rules.model_and_size import SMALL_SIDE
+from paucal.rules.training import SMALL_SIDE
 from paucal.runner.images import SplitImages, normalisation, stored_preprocessing
 from paucal.runner.loaders import eval_loader, step_loader
 from paucal.runs import RunFolder

@@ -13,9 +13,7 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.saved import stored_card
 from paucal.objectives.finetuning import FineTuning
-from paucal.rules.backbone import backbone_spec
-from paucal.rules.facts import InitialWeightsInfo
-from paucal.rules.resolve import resolve
+from paucal.rules.resolve import InitialWeightsInfo, backbone_spec, resolve
 from paucal.runner.images import SplitImages, decode_images, decode_options_for_size, normalisation
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, seeded_random_weights

@@ -17,7 +17,7 @@ from torchvision.models import detection
 
 from paucal.backbones.weights.inputs import WeightsPreprocessing
 from paucal.backbones.weights.load_report import LoadReport
-from paucal.rules.facts import InitialWeightsInfo
+from paucal.rules.resolve import InitialWeightsInfo
 from paucal.runner.job import Bars
 from paucal.runner.starts import WeightsSource, find_initial_weights
 from paucal.runs import RunFolder

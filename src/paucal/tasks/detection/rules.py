@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paucal.rules.augmentation import normalise_for_initial_weights
-from paucal.rules.facts import DataAndMachine, describe_undertrained
-from paucal.rules.machine import COMPUTE_RULES, PROCESS_RULES
-from paucal.rules.model_and_size import model_args, model_of_initial_weights
-from paucal.rules.resolve import Choice, rules_by_name
+from paucal.rules.resolve import Choice, DataAndMachine, describe_undertrained, rules_by_name
+from paucal.rules.training import (
+    COMPUTE_RULES,
+    PROCESS_RULES,
+    model_args,
+    model_of_initial_weights,
+    normalise_for_initial_weights,
+)
 from paucal.wording import counted
 
 PAPER_REASON = "as published"

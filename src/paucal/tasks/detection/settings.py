@@ -4,8 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from paucal.settings.options import EarlierName, option
-from paucal.settings.shared import JobSettings
-from paucal.settings.supervised import FractionSettings, SyncBatchNormSettings
+from paucal.settings.shared import FractionSettings, JobSettings, SyncBatchNormSettings
 from paucal.tasks.detection.network import options
 from paucal.tasks.detection.network.options import HEADS, MAX_PROPOSAL_LAYERS, DetectorOptions
 

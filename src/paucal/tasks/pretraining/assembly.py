@@ -20,9 +20,8 @@ from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.objectives import Objective
-from paucal.rules.backbone import backbone_spec
-from paucal.rules.facts import DataAndMachine
-from paucal.rules.model_and_size import SMALL_SIDE
+from paucal.rules.resolve import DataAndMachine, backbone_spec
+from paucal.rules.training import SMALL_SIDE
 from paucal.runner.images import (
     Advance,
     SplitImages,

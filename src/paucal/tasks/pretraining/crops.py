@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from paucal.backbones.layout import Size
 from paucal.data.views.multi_crop import BLUR, build_crop_transforms
 from paucal.data.views.normalisation import Normalisation
-from paucal.methods.pretraining_settings import PretrainSettings
-from paucal.settings.crops import CropSettings
+from paucal.methods.pretraining_settings import CropSettings, PretrainSettings
 from paucal.settings.options import MAX_SIDE, flag
 from paucal.types import Crops, UserError, height_and_width
 from paucal.wording import counted

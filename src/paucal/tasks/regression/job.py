@@ -22,7 +22,7 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.models.regression import INTERVAL_LEVEL, RegressionCard
 from paucal.models.trained import TrainedModel, save_trained
 from paucal.report.regression import write_regression_report
-from paucal.rules.backbone import backbone_spec
+from paucal.rules.resolve import backbone_spec
 from paucal.runner.images import (
     decode_images,
     decode_options_for_size,

@@ -8,9 +8,7 @@ from paucal.backbones.weights.inputs import WeightsPreprocessing, timm_preproces
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.saved import stored_card
 from paucal.objectives.finetuning import FineTuning
-from paucal.rules.backbone import backbone_spec
-from paucal.rules.facts import DataAndMachine
-from paucal.rules.resolve import resolve
+from paucal.rules.resolve import DataAndMachine, backbone_spec, resolve
 from paucal.runner.images import normalisation
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, seeded_random_weights

@@ -1,10 +1,15 @@
 """Rules that choose settings of `paucal segment` from the images, the machine and the initial weights."""
 
-from paucal.rules import machine, resolve
-from paucal.rules.augmentation import hflip, normalise
-from paucal.rules.facts import DataAndMachine, describe_undertrained
-from paucal.rules.model_and_size import drop_path, model_args, model_of_initial_weights
-from paucal.rules.resolve import Choice
+from paucal.rules.resolve import Choice, DataAndMachine, describe_undertrained, rules_by_name
+from paucal.rules.training import (
+    COMPUTE_RULES,
+    PROCESS_RULES,
+    drop_path,
+    hflip,
+    model_args,
+    model_of_initial_weights,
+    normalise,
+)
 from paucal.wording import counted
 
 CPU_MODEL, GPU_MODEL = "tf_efficientnet_lite0", "swin_tiny_patch4_window7_224"
@@ -130,9 +135,9 @@ def colour(facts: DataAndMachine) -> Choice:
     return 0.2, "weak, for few labels and few steps"
 
 
-RULES = resolve.rules_by_name(
+RULES = rules_by_name(
     (
-        *(*machine.PROCESS_RULES, model, model_args, img_size, batch_size, width, auxiliary_width, crops, time, lr),
-        *(backbone_lr, min_lr, freeze, hflip, scale, colour, normalise, drop_path, *machine.COMPUTE_RULES),
+        *(*PROCESS_RULES, model, model_args, img_size, batch_size, width, auxiliary_width, crops, time, lr),
+        *(backbone_lr, min_lr, freeze, hflip, scale, colour, normalise, drop_path, *COMPUTE_RULES),
     )
 )

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paucal.settings.options import MAX_EPOCHS, MAX_SIDE, option
-from paucal.settings.shared import JobSettings
-from paucal.settings.supervised import FractionSettings, MaskFileSettings, SyncBatchNormSettings
+from paucal.settings.shared import FractionSettings, JobSettings, MaskFileSettings, SyncBatchNormSettings
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from paucal.data.sources.table_reading import TABLE_SUFFIXES
 from paucal.data.splits.split import Split, make_split
 from paucal.data.stores import ConvertedStore, FileStore
 from paucal.reading import expand_user_path
-from paucal.rules.model_and_size import IMAGE_SIDES
+from paucal.rules.training import IMAGE_SIDES
 from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data

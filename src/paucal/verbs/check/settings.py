@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paucal.settings.options import option
-from paucal.settings.shared import FORWARD_PRECISION_HELP, ForwardPrecision, LabelledDataSettings
-from paucal.settings.supervised import MaskFileSettings
+from paucal.settings.shared import FORWARD_PRECISION_HELP, ForwardPrecision, LabelledDataSettings, MaskFileSettings
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paucal.settings.options import option
-from paucal.settings.shared import LabelledDataSettings
-from paucal.settings.supervised import MaskFileSettings
+from paucal.settings.shared import LabelledDataSettings, MaskFileSettings
 
 Form = Literal["yolo", "coco", "voc", "masks", "csv", "folders", "label-studio", "cvat"]
 

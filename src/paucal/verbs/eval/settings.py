@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paucal.settings.options import MAX_IMAGES, option
-from paucal.settings.shared import FORWARD_PRECISION_HELP, ForwardPrecision, LabelledDataSettings
-from paucal.settings.supervised import FractionSettings
+from paucal.settings.shared import FORWARD_PRECISION_HELP, ForwardPrecision, FractionSettings, LabelledDataSettings
 
 Choice = Literal["classification", "knn", "linear", "logistic", "correspondence", "few-labels"]
 

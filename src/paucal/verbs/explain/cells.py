@@ -21,7 +21,7 @@ from paucal.explain.figures.cells import OffsetView, all_pairs, matches_figure, 
 from paucal.explain.prepared import prepare_for_hooks
 from paucal.labeling import DenseTeacher
 from paucal.losses.drloc_targets import pair_classes, pair_targets
-from paucal.methods.drloc.entry import DRLOC_LOSS
+from paucal.methods.drloc import DRLOC_LOSS
 from paucal.models.named import open_named
 from paucal.models.trained import TrainedModel
 from paucal.objectives import DrLoc

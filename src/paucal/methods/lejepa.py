@@ -1,4 +1,8 @@
-"""LeJEPA: views predict their common centre, and embeddings are kept normally distributed."""
+"""LeJEPA and VISReg: views predict their common centre, and embeddings are kept normally distributed.
+
+The rules also choose the learning rate, epochs and frozen stages of runs that start from weights trained on many
+images. A high learning rate or many epochs on few images would destroy the features that these weights compute.
+"""
 
 import math
 from collections.abc import Sequence
@@ -9,16 +13,52 @@ from torch import nn
 from paucal.backbones.spec import BackboneSpec
 from paucal.evaluation.collapse import Verdict, find_feature_collapse
 from paucal.methods.contract import PretrainingMethod, Row, RunScale
-from paucal.methods.lejepa.settings import LeJepaSettings
+from paucal.methods.pretraining_settings import LeJepaSettings, VisRegSettings
 from paucal.objectives.base import Objective
 from paucal.objectives.finetuning import FineTuning
 from paucal.objectives.lejepa import LeJepa, LeJepaOptions
-from paucal.rules import continued, crops
-from paucal.rules.backbone import supports_sides
-from paucal.rules.crops import PAPER_SIDE
-from paucal.rules.facts import DataAndMachine
-from paucal.rules.resolve import Choice, Shape, rules_by_name
+from paucal.objectives.visreg import VisReg
+from paucal.rules import pretraining
+from paucal.rules.pretraining import PAPER_SIDE
+from paucal.rules.resolve import Choice, DataAndMachine, Shape, rules_by_name, supports_sides
 from paucal.types import Crops
+
+VISREG = "visreg"
+PUBLISHED_RATE, PUBLISHED_BATCH = 1e-4, 32  # DIET-CP's highest learning rate (arXiv:2509.06990) and its batch size
+GPU_VIEWS, CPU_VIEWS = 100_000, 15_000  # images seen in a run (epochs times training images), on a GPU and on a CPU
+MIN_EPOCHS, MAX_EPOCHS = 3, 30  # limits of the number of epochs
+FROZEN_STAGES_FRACTION = 0.5  # fraction of the stages, beginning with the first, that is frozen
+
+
+def has_trained_weights(facts: DataAndMachine) -> bool:
+    """Return whether a run starts from weights that were trained on many images."""
+    return facts.initial_weights is not None and not facts.initial_weights.undertrained
+
+
+def continued_rate(batch_size: int) -> Choice:
+    """Choose DIET-CP's learning rate, multiplied by sqrt(batch size / DIET-CP's batch size)."""
+    rate = round(PUBLISHED_RATE * math.sqrt(batch_size / PUBLISHED_BATCH), 8)
+    factor = f"sqrt({batch_size}/{PUBLISHED_BATCH})"
+    return rate, f"pretrained weights: DIET-CP's {PUBLISHED_RATE:g} at batch {PUBLISHED_BATCH}, times {factor}"
+
+
+def epochs(facts: DataAndMachine, device: str | None) -> Choice:
+    """Choose few epochs for pretrained weights, and the usual number for random weights."""
+    if not has_trained_weights(facts):
+        return pretraining.epochs(facts, device)
+    n_views = CPU_VIEWS if device == "cpu" else GPU_VIEWS
+    n_epochs = max(MIN_EPOCHS, min(MAX_EPOCHS, round(n_views / facts.n_train)))
+    return n_epochs, f"pretrained weights: few epochs, about {n_views:,} images seen"
+
+
+def freeze(facts: DataAndMachine, shape: Shape) -> Choice:
+    """Choose to freeze the first half of the stages of pretrained weights, and no stage of random weights."""
+    if not has_trained_weights(facts):
+        return 0, "all stages are trained"
+    stages = shape().stages
+    reason = f"pretrained weights: the first half of the {stages} stages suits any photographs"
+    return int(FROZEN_STAGES_FRACTION * stages), reason
+
 
 AUTHORS_REASON = "the authors' value"
 # Batch size and learning rate of the authors' minimal example, a ViT-S with 8-pixel patches.
@@ -30,13 +70,12 @@ LOCAL_SIDE = 98  # side of the authors' local crops in pixels: seven patches of 
 
 
 def lr(facts: DataAndMachine, shape: Shape, effective_batch: int) -> Choice:
-    """Choose the learning rate of the authors' minimal example for a small backbone, else that in the authors' README.
+    """Choose the rate of the authors' minimal example for a small backbone, else that of their README.
 
-    The rate is multiplied by the square root of the batch size relative to `EXAMPLE_BATCH`. Runs that start from
-    trained weights have their own learning rate, see `continued_rate`.
+    The rate is scaled by the square root of the batch size; runs from trained weights use `continued_rate`.
     """
-    if continued.has_trained_weights(facts):
-        return continued.continued_rate(effective_batch)
+    if has_trained_weights(facts):
+        return continued_rate(effective_batch)
     is_narrow = shape().dim < NARROW_CHANNELS
     peak, source = (EXAMPLE_RATE, "their minimal example") if is_narrow else (README_RATE, "their README")
     rate = round(peak * math.sqrt(effective_batch / EXAMPLE_BATCH), 8)
@@ -73,16 +112,13 @@ def pipeline() -> Choice:
 def local_size(
     local_crops: Sequence[int] | None, model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int]
 ) -> Choice:
-    """Choose the authors' 98 pixels for global crops of 224 pixels, if the backbone supports both sizes.
-
-    A backbone with patches of 14 pixels supports both sizes, for example.
-    """
-    if set(img_size) == {PAPER_SIDE}:
-        if supports_sides(model, model_args, (PAPER_SIDE, LOCAL_SIDE)):
-            return [LOCAL_SIDE] * len(local_crops or [0]), AUTHORS_REASON
-        side, _ = crops.local_size(img_size, local_crops)
-        return side, f"{model} does not take the authors' {LOCAL_SIDE} pixels beside {PAPER_SIDE}"
-    return crops.local_size(img_size, local_crops)
+    """Choose the authors' 98 pixels for global crops of 224 if the backbone takes both sizes."""
+    side, reason = pretraining.local_size(img_size, local_crops)
+    if set(img_size) != {PAPER_SIDE}:
+        return side, reason
+    if supports_sides(model, model_args, (PAPER_SIDE, LOCAL_SIDE)):
+        return [LOCAL_SIDE] * len(local_crops or [0]), AUTHORS_REASON
+    return side, f"{model} does not take the authors' {LOCAL_SIDE} pixels beside {PAPER_SIDE}"
 
 
 def local_crops(local_size: Sequence[int] | None, device: str | None) -> Choice:
@@ -107,19 +143,10 @@ def projection_hidden(shape: Shape) -> Choice:
 
 
 def _build_objective(settings: Any, spec: BackboneSpec, groups: Sequence[Crops]) -> Objective:
-    own_options = settings.sigreg_weight, settings.sigreg_directions, settings.projection_dim
-    return build_projected(LeJepa, settings, spec, groups, own_options)
-
-
-def build_projected(
-    kind: type[LeJepa], settings: Any, spec: BackboneSpec, groups: Sequence[Crops], own_options: tuple[float, int, int]
-) -> Objective:
-    """Build the objective of LeJEPA, or of a variant that also compares projected embeddings.
-
-    `own_options` are the weight of the regulariser, its number of directions and the width of the embeddings.
-    """
-    weight, directions, width = own_options
-    options = LeJepaOptions(weight, directions, width, settings.projection_hidden, seed=settings.seed)
+    kind, own_options = LeJepa, (settings.sigreg_weight, settings.sigreg_directions, settings.projection_dim)
+    if settings.method == VISREG:
+        kind, own_options = VisReg, (settings.visreg_weight, settings.visreg_directions, settings.visreg_dim)
+    options = LeJepaOptions(*own_options, settings.projection_hidden, seed=settings.seed)
     objective = kind(spec, groups, options, settings.drop_path, freeze_options(settings))
     if settings.processes > 1 and settings.device == "cuda":  # torch has no synchronized batch norm for CPUs
         objective.projector = nn.SyncBatchNorm.convert_sync_batchnorm(objective.projector)
@@ -139,15 +166,26 @@ def judge_features(settings: Any, rows: Sequence[Row], scale: RunScale, patience
 RULES = rules_by_name(
     (
         *(pipeline, local_crops, local_size, lr, min_lr, warmup_epochs, weight_decay, clip, drop_path),
-        *(projection_hidden, *continued.RULES),
+        *(projection_hidden, epochs, freeze),
     )
 )
-METHOD = PretrainingMethod(
-    name="lejepa",
-    settings=LeJepaSettings,
-    rules=RULES,
-    title=lambda settings: "LeJEPA: views predict their centre",
-    build=_build_objective,
-    judge=judge_features,
-    healthy_from_start=True,
+_SHARED_FIELDS: dict[str, Any] = {
+    "rules": RULES,
+    "build": _build_objective,
+    "judge": judge_features,
+    "healthy_from_start": True,
+}
+METHODS = (
+    PretrainingMethod(
+        name="lejepa",
+        settings=LeJepaSettings,
+        title=lambda settings: "LeJEPA: views predict their centre",
+        **_SHARED_FIELDS,
+    ),
+    PretrainingMethod(
+        name=VISREG,
+        settings=VisRegSettings,
+        title=lambda settings: "VISReg: views predict their mean",
+        **_SHARED_FIELDS,
+    ),
 )

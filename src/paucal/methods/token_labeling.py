@@ -7,8 +7,8 @@ from typing import Any
 from paucal.backbones.features import FeatureBackbone
 from paucal.losses.token_labeling import TokenLabelingReading
 from paucal.methods.contract import TrainingMethod
-from paucal.methods.fine_tuning import fine_tuning
-from paucal.methods.token_labeling.settings import TokenLabelingSettings
+from paucal.methods.supervised import fine_tuning
+from paucal.methods.training_settings import TokenLabelingSettings
 from paucal.objectives import Objective, Term, TokenLabeling, TokenLabelingOptions
 from paucal.rules.resolve import Choice, rules_by_name
 from paucal.types import UserError

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.spec import BackboneSpec
 from paucal.methods.contract import ExtraLoss, TrainingMethod
-from paucal.methods.drloc.settings import DrLocSettings
-from paucal.methods.supervised.entry import build_supervised
+from paucal.methods.supervised import build_supervised
+from paucal.methods.training_settings import DrLocSettings
 from paucal.objectives import DrLoc, Term, default_weight
 from paucal.objectives.drloc_options import PRESETS
 from paucal.rules.resolve import Choice, Shape, rules_by_name

@@ -1,9 +1,12 @@
-"""Fine-tuning options from the settings: layer decay, freezing and evaluation mode."""
+"""Training with cross-entropy on the labels and with extra losses, and the options of fine-tuning."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from paucal.backbones.features import FeatureBackbone
+from paucal.methods.contract import TrainingMethod
 from paucal.methods.training_settings import TrainSettings
-from paucal.objectives import Objective
+from paucal.objectives import Objective, Supervised, Term
 from paucal.objectives.finetuning import BackboneTuner, FineTuning
 from paucal.settings.options import flag
 from paucal.types import UserError
@@ -72,3 +75,15 @@ def tuning_remarks(settings: TrainSettings, objective: Objective) -> list[str]:
     if settings.freeze == "backbone" and (settings.method != "supervised" or settings.add):
         remarks.append("with --freeze backbone an extra loss only trains its own head; --method supervised is faster")
     return remarks
+
+
+def build_supervised(settings: Any, backbone: FeatureBackbone, terms: Mapping[str, Term]) -> Objective:
+    """Build the objective: cross-entropy on the labels, plus the extra losses `terms`."""
+    return Supervised(backbone, terms, settings.label_smoothing, fine_tuning(settings))
+
+
+METHOD = TrainingMethod(
+    name="supervised",
+    build=build_supervised,
+    suggested_comparison=("drloc", "add dense relative localization"),
+)

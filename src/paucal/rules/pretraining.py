@@ -15,10 +15,16 @@ from paucal.data.views.multi_crop import (
     GLOBAL_SCALE,
     LOCAL_SCALE,
 )
-from paucal.rules.augmentation import hflip, normalise_for_initial_weights
-from paucal.rules.facts import DataAndMachine
-from paucal.rules.model_and_size import SMALL_SIDE, expected_side, model_args, model_of_initial_weights, small_img_size
-from paucal.rules.resolve import Choice
+from paucal.rules import training
+from paucal.rules.resolve import Choice, DataAndMachine
+from paucal.rules.training import (
+    SMALL_SIDE,
+    expected_side,
+    hflip,
+    model_of_initial_weights,
+    normalise_for_initial_weights,
+    small_img_size,
+)
 
 PAPER_REASON = "EsViT's value"
 DEIT_AREAS_REASON = "timm's areas for all crops, as in EsViT's program"
@@ -41,14 +47,11 @@ def model(facts: DataAndMachine, img_size: Sides) -> Choice:
     return "swin_tiny_patch4_window7_224", "EsViT's main backbone"
 
 
-def _model_args(facts: DataAndMachine, model: str | None, device: str | None) -> Choice:
+def model_args(facts: DataAndMachine, model: str | None, device: str | None) -> Choice:
     """Choose the constructor arguments of the initial weights; for the digits on a CPU, arguments of a small model."""
     if facts.initial_weights is None and model == "vit_mini" and facts.hinted_epochs and device == "cpu":
         return list(QUICK_MODEL_ARGS), "a first result on this data set in about two minutes"
-    return model_args(facts, model)
-
-
-_model_args.__name__ = "model_args"
+    return training.model_args(facts, model)
 
 
 def img_size(facts: DataAndMachine) -> Choice:
@@ -137,8 +140,7 @@ def epochs(facts: DataAndMachine, device: str | None) -> Choice:
     return PAPER_EPOCHS, PAPER_REASON
 
 
-CROP_RULES = (
-    *(model, _model_args, img_size, pipeline, local_crops, local_size, global_scale, local_scale, blur, hflip),
-    normalise,
+RULES = (
+    *(model, model_args, img_size, pipeline, local_crops, local_size, global_scale, local_scale, blur, hflip),
+    *(normalise, batch_size, epochs),
 )
-RULES = (*CROP_RULES, batch_size, epochs)

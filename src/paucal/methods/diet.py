@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from paucal.backbones.spec import BackboneSpec
+from paucal.methods import lejepa
 from paucal.methods.contract import PretrainingMethod
-from paucal.methods.diet.settings import DietSettings
-from paucal.methods.lejepa import entry as lejepa
+from paucal.methods.pretraining_settings import DietSettings
 from paucal.objectives.base import Objective
 from paucal.objectives.diet import Diet
-from paucal.rules import continued
-from paucal.rules.facts import DataAndMachine
-from paucal.rules.resolve import Choice, rules_by_name
+from paucal.rules.resolve import Choice, DataAndMachine, rules_by_name
 from paucal.types import Crops
 
 MAX_CLASSES = 1 << 16  # with more images, several images share a class
@@ -31,8 +29,8 @@ def local_crops(local_size: Sequence[int] | None) -> Choice:
 
 def lr(facts: DataAndMachine, effective_batch: int) -> Choice:
     """Choose DIET-CP's learning rate for pretrained weights, and DIET's learning rate for random weights."""
-    if continued.has_trained_weights(facts):
-        return continued.continued_rate(effective_batch)
+    if lejepa.has_trained_weights(facts):
+        return lejepa.continued_rate(effective_batch)
     return SCRATCH_RATE, "DIET's value"
 
 
