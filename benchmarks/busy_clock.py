@@ -23,7 +23,7 @@ from PIL import Image, ImageDraw
 from busy import COMMAND, environment, load
 from measuring import store, surroundings
 from paucal.cores import count_usable_cores
-from paucal.training.checkpoints import checkpoint_changes
+from paucal.training.keeper import checkpoint_changes
 
 SIDE, IMAGES = 160, 240
 LIMIT = 1.1  # times the time that was given

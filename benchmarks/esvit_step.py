@@ -21,7 +21,7 @@ from measuring import interleaved, peak_memory, ratio, store, surroundings
 from paucal.backbones import BackboneSpec
 from paucal.objectives import SelfDistillation, SelfDistillationOptions
 from paucal.objectives.distilled_network import StudentOrTeacher
-from paucal.training.optimizers import parameter_groups
+from paucal.training.module import parameter_groups
 from paucal.types import Batch, Crops, Progress
 from plain.esvit_loss import PlainHead
 from plain.esvit_step import PlainNetwork, PlainStep

@@ -8,8 +8,8 @@
 - generators of the device (`objectives/drloc.py`): `test_pairs__...`;
 - convolutions channels last (`backbones/memory_layout.py`): `test_layout__...`, `test_features__...`;
 - joined batch norms, NCCL, cut models (`recipes/processes.py`): `test_two_devices__...`, where there are two;
-- too little memory (`training/failures.py`): `test_largest_batch__...`, `test_batch_size_auto__trains`;
-- what the device can do (`recipes/facts.py`, `runs/folder.py`): `test_facts__...`, `test_run__without_flags...`;
+- too little memory (`training/trial_step.py`): `test_largest_batch__...`, `test_batch_size_auto__trains`;
+- what the device can do (`rules/resolve.py`, `runs/folder.py`): `test_facts__...`, `test_run__without_flags...`;
 - compiled code (`training/fit.py`): `test_compiled__...`, `test_compiled_run__...`;
 - back to the CPU (`runs/weights.py`, states, answers): `test_state__...`, `test_run__reports...`, `test_predict__...`;
 - generators left as they were (`backbones/probe.py`): `test_probe__...`.

@@ -15,7 +15,7 @@ from paucal.recipes.table import RECIPES
 from paucal.rules.resolve import DataAndMachine, InitialWeightsInfo, backbone_spec
 from paucal.tasks.classification.loaders import make_augmentation, make_preprocessing
 from paucal.tasks.classification.optimization import check_sync_bn, make_optimization, remarks_on_plan, training_plan
-from paucal.training.optimizers import parameter_groups
+from paucal.training.module import parameter_groups
 from paucal.types import UserError
 
 CIFAR = DataAndMachine(n_train=50000, n_classes=100, median_side=32, cores=2)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from paucal.cores import count_usable_cores
-from paucal.training.checkpoints import checkpoint_changes
+from paucal.training.keeper import checkpoint_changes
 
 SECONDS = 90
 

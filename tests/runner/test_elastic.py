@@ -21,7 +21,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.runner.processes import explain_lost_processes
 from paucal.runner.resuming import resumed_process_counts, with_processes
 from paucal.training import Hardware
-from paucal.training.hanging import ProcessGroupTimeout
+from paucal.training.stopping import ProcessGroupTimeout
 from paucal.types import UserError
 
 IMAGES, STEPS = 100, 9

@@ -11,7 +11,7 @@ from torch._dynamo.exc import InternalTorchDynamoError
 
 from contracts import toys
 from paucal.training import Hardware
-from paucal.training.failures import is_compiler_error
+from paucal.training.fit import is_compiler_error
 from paucal.types import UserError
 
 

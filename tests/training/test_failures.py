@@ -6,7 +6,7 @@ import torch
 from contracts import toys
 from paucal.memory import is_out_of_memory
 from paucal.training import Plan, largest_batch
-from paucal.training.failures import advise_on_memory_errors
+from paucal.training.fit import advise_on_memory_errors
 from paucal.types import Batch, UserError
 
 

@@ -7,7 +7,7 @@ import paucal.backbones
 from paucal.backbones import BackboneSpec
 from paucal.backbones.empty_models import meta_device
 from paucal.objectives import DrLoc, Supervised
-from paucal.training.optimizers import parameter_groups, undecayed_parameters
+from paucal.training.module import parameter_groups, undecayed_parameters
 
 assert paucal.backbones
 

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 from contracts import toys
 from paucal.runs.weights import load_checkpoint
 from paucal.training import CosineWarmup, Plan, PlanChange, TimePlan, Validation, keeper, length_correction
-from paucal.training.checkpoints import checkpoint_changes
+from paucal.training.keeper import checkpoint_changes
 
 EVALUATION, CLOSING, SPENT = 0.5, 3.0, 5.0  # seconds
 PER_EPOCH = 4

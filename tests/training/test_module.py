@@ -15,7 +15,7 @@ from torch import nn
 
 from contracts import toys
 from paucal.runs import RunFolder
-from paucal.training import CosineWarmup, Optimization, Plan, PlanChange, Validation, checkpoint_step, optimizers
+from paucal.training import CosineWarmup, Optimization, Plan, PlanChange, Validation, checkpoint_step
 from paucal.training.averaging import MovingAverage
 from paucal.training.keeper import Records, RunKeeper
 from paucal.training.meters import Meters, SkippedStepCheck
@@ -73,7 +73,7 @@ def test_nonfinite_loss__takes_the_gradients_away_where_the_optimizer_does_not_l
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             self.steps.append(any(p.grad is not None for p in pl_module.parameters()))
 
-    monkeypatch.setattr(optimizers, "DEVICES_IGNORING_FOUND_INF", ("cpu",))
+    monkeypatch.setattr("paucal.training.module.DEVICES_IGNORING_FOUND_INF", ("cpu",))
     torch.manual_seed(0)
     weights, left = Weights(), Left()
     outcome = toys.train(Poisoned({1}), tmp_path, epochs=1, callbacks=[weights, left])

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from contracts import toys
 from paucal.training import CosineWarmup, Optimization, Plan
-from paucal.training.module import TrainingModule
-from paucal.training.optimizers import undecayed_parameters
+from paucal.training.module import TrainingModule, undecayed_parameters
 from paucal.types import Batch, Progress
 from training.test_module import Poisoned, Weights
 

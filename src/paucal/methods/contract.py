@@ -22,27 +22,20 @@ Row = Mapping[str, float]  # the metrics of an epoch, by name
 
 @dataclass(frozen=True, kw_only=True)
 class MethodOrLoss:
-    """The common fields of methods and extra losses.
+    """The common fields of methods and extra losses."""
 
-    Attributes:
-        name: Name on the command line.
-        settings: Dataclass of the settings that only this entry has; None if the entry adds no settings.
-        paths: Names of the entry's own settings whose values are paths.
-        rules: Rules by name of the setting: for the entry's own settings, and instead of the common rules for shared
-            settings.
-        check: Raises a UserError for settings that contradict each other.
-        advice: End of the error message "FLAG has no effect ..." for a flag of this entry in a run that does not use
-            the entry. "{flag}", the run's "{method}" and the entry's "{name}" are replaced by their values.
-        superseded: Returns the names of the settings that are not taken from the recipe, because they do not apply
-            together with the given settings; called with all settings, and with the origin of each given setting.
-    """
-
-    name: str
+    name: str  # name on the command line
+    # Dataclass of the settings that only this entry has; None if the entry adds no settings
     settings: type | None = None
-    paths: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()  # names of the entry's own settings whose values are paths
+    # Rules by name of the setting: for the entry's own settings, and instead of the common rules for shared settings
     rules: Mapping[str, Rule] = field(default_factory=dict)
-    check: Callable[[Any], None] = lambda settings: None
+    check: Callable[[Any], None] = lambda settings: None  # raises a UserError for settings that contradict each other
+    # End of the error message "FLAG has no effect ..." for a flag of this entry in a run that does not use the entry.
+    # "{flag}", the run's "{method}" and the entry's "{name}" are replaced by their values.
     advice: str = "with --method {method}: remove {flag}, or give --method {name}"
+    # Returns the names of the settings that are not taken from the recipe, because they do not apply together with the
+    # given settings; called with all settings, and with the origin of each given setting
     superseded: Callable[[Any, Mapping[str, str]], Collection[str]] = lambda settings, origins: ()
 
     @property
@@ -53,64 +46,43 @@ class MethodOrLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingMethod(MethodOrLoss):
-    """A supervised training method.
+    """A supervised training method."""
 
-    Attributes:
-        build: Builds the objective from the settings, the backbone and the extra losses by name.
-        terms: Names of the extra losses that belong to the method.
-        label_maps: Whether the method learns from label maps.
-        suggested_comparison: Name of a method to compare a finished run with, and what the comparison shows; None if no
-            comparison is suggested.
-    """
-
+    # Builds the objective from the settings, the backbone and the extra losses by name
     build: Callable[[Any, FeatureBackbone, Mapping[str, Term]], Objective]
-    terms: tuple[str, ...] = ()
-    label_maps: bool = False
+    terms: tuple[str, ...] = ()  # names of the extra losses that belong to the method
+    label_maps: bool = False  # whether the method learns from label maps
+    # Name of a method to compare a finished run with, and what the comparison shows; None if no comparison is suggested
     suggested_comparison: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
 class RunImages:
-    """The images of a run, for extra losses that depend on the images.
-
-    Attributes:
-        images: All images of the run.
-        held_out: Keys of the validation and test images in `images`.
-        statistics: Mean and standard deviation that normalise the images.
-    """
+    """The images of a run, for extra losses that depend on the images."""
 
     images: ImageSet
-    held_out: Collection[str]
-    statistics: Normalisation
+    held_out: Collection[str]  # keys of the validation and test images in `images`
+    statistics: Normalisation  # mean and standard deviation that normalise the images
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraLoss(MethodOrLoss):
-    """A loss that is added to the loss of a training method, and that uses the same forward pass.
+    """A loss that is added to the loss of a training method, and that uses the same forward pass."""
 
-    Attributes:
-        build: Builds the term from the settings, the backbone's specification and the backbone.
-        adapt_to_run: Adapts the term to the images of the run, from the settings, the term and the images; raises a
-            UserError if the term must not learn from them.
-    """
-
+    # Builds the term from the settings, the backbone's specification and the backbone
     build: Callable[[Any, BackboneSpec, FeatureBackbone], Term]
+    # Adapts the term to the images of the run, from the settings, the term and the images; raises a UserError if the
+    # term must not learn from them
     adapt_to_run: Callable[[Any, Any, RunImages], None] = lambda settings, term, run_images: None
 
 
 @dataclass(frozen=True)
 class RunScale:
-    """The numbers that describe the size of a pre-training run; limits of healthy metrics are computed from these.
+    """The numbers that describe the size of a pre-training run; limits of healthy metrics are computed from these."""
 
-    Attributes:
-        feature_dim: Number of channels of the features.
-        batch: Number of images per process, over which entropies and ranks are computed.
-        grace_steps: Number of first optimizer steps in which only NaN and infinite values count as unhealthy.
-    """
-
-    feature_dim: int
-    batch: int | None
-    grace_steps: int
+    feature_dim: int  # number of channels of the features
+    batch: int | None  # number of images per process, over which entropies and ranks are computed
+    grace_steps: int  # number of first optimizer steps in which only NaN and infinite values count as unhealthy
 
     def limits(self, patience: int | None) -> dict[str, Any]:
         """Return the keyword arguments of the functions in `evaluation.collapse`; `patience` None is the default."""
@@ -120,40 +92,32 @@ class RunScale:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingMethod(MethodOrLoss):
-    """A method for pre-training without labels.
+    """A method for pre-training without labels."""
 
-    Attributes:
-        title: Returns a short description of a run with these settings.
-        build: Builds the objective from the settings, the backbone's specification and the groups of crops.
-        weight_decay: Returns the weight decay of the optimizer, which an objective may scale in each step.
-        clip: Returns the global norm to which gradients are clipped; None if gradients are not clipped, or if the
-            objective clips gradients itself.
-        judge: Returns the verdict on the health of the run, from the settings, the metrics of all epochs so far, the
-            sizes of the run, and the number of consecutive epochs that must show a symptom (None for the default).
-        settings_after_collapse: Returns new values for some settings after a collapse, from the settings and the kind
-            of the verdict.
-        n_prototypes: Returns the number of outputs of a head, which limits the entropy of the outputs; None for methods
-            without prototypes.
-        stage_settings: Returns the settings of the current training stage, from all settings and the number of finished
-            epochs.
-        next_stage_epoch: Returns the epoch after which the next stage starts; None if the run has a single stage.
-        next_stage_message: Message that is printed when the next stage starts.
-        min_images: Minimum number of training images.
-        healthy_from_start: Whether a run from pretrained weights is expected to be healthy from the first step, because
-            `judge` assesses features and not the outputs of new heads.
-    """
-
-    title: Callable[[Any], str]
+    title: Callable[[Any], str]  # returns a short description of a run with these settings
+    # Builds the objective from the settings, the backbone's specification and the groups of crops
     build: Callable[[Any, BackboneSpec, Sequence[Crops]], Objective]
+    # Returns the verdict on the health of the run, from the settings, the metrics of all epochs so far, the sizes of
+    # the run, and the number of consecutive epochs that must show a symptom (None for the default)
     judge: Callable[[Any, Sequence[Row], RunScale, int | None], Verdict | None]
+    # Returns the weight decay of the optimizer, which an objective may scale in each step
     weight_decay: Callable[[Any], float] = lambda settings: settings.weight_decay
+    # Returns the global norm to which gradients are clipped; None if gradients are not clipped, or if the objective
+    # clips gradients itself
     clip: Callable[[Any], float | None] = lambda settings: settings.clip
+    # Returns new values for some settings after a collapse, from the settings and the kind of the verdict
     settings_after_collapse: Callable[[Any, str], dict[str, float]] = lambda settings, kind: {"lr": settings.lr / 2}
+    # Returns the number of outputs of a head, which limits the entropy of the outputs; None for methods without
+    # prototypes
     n_prototypes: Callable[[Any], int | None] = lambda settings: None
+    # Returns the settings of the current training stage, from all settings and the number of finished epochs
     stage_settings: Callable[[Any, int], Any] = lambda settings, epochs: settings
+    # Returns the epoch after which the next stage starts; None if the run has a single stage
     next_stage_epoch: Callable[[Any], int | None] = lambda settings: None
-    next_stage_message: str = ""
-    min_images: int = 2
+    next_stage_message: str = ""  # message that is printed when the next stage starts
+    min_images: int = 2  # minimum number of training images
+    # Whether a run from pretrained weights is expected to be healthy from the first step, because `judge` assesses
+    # features and not the outputs of new heads
     healthy_from_start: bool = False
 
 

@@ -27,17 +27,11 @@ _WITHOUT_FIELD = ("drloc_preset", "drloc_sampling")  # settings without a field 
 
 
 class Requirement(NamedTuple):
-    """The condition under which a setting has an effect.
+    """The condition under which a setting has an effect."""
 
-    Attributes:
-        setting: Name of the other setting on which the effect depends.
-        values: Values of the other setting for which there is an effect.
-        why: Why there is no effect for other values.
-    """
-
-    setting: str
-    values: Sequence[str]
-    why: str
+    setting: str  # name of the other setting on which the effect depends
+    values: Sequence[str]  # values of the other setting for which there is an effect
+    why: str  # why there is no effect for other values
 
 
 _NEEDS_NUMERIC_OFFSETS = Requirement("drloc_mode", ("l1", "signed"), "ce and reg predict offsets as classes")

@@ -15,49 +15,36 @@ S = TypeVar("S", bound="DataclassInstance")
 
 @dataclass(frozen=True)
 class Variant:
-    """Settings of a recipe that apply only to some models, and override the recipe's own settings.
+    """Settings of a recipe that apply only to some models, and override the recipe's own settings."""
 
-    Attributes:
-        settings: Values of the settings, by name.
-        lr_per_512: Learning rate for 512 images per step, as in `Recipe`; None to use the recipe's value.
-    """
-
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any]  # values of the settings, by name
+    # Learning rate for 512 images per step, as in `Recipe`; None to use the recipe's value
     lr_per_512: float | None = None
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A named set of settings.
+    """A named set of settings."""
 
-    Attributes:
-        summary: Description in one line.
-        source: Where the settings come from, such as a section of a paper.
-        cost: Epochs, image size, images per step and GPUs of a run, as one line.
-        expected: Published scores, or the page that has measured scores.
-        settings: Values of the settings, by name; all other settings are chosen from the data.
-        lr_per_512: Learning rate for 512 images per step, which is scaled in proportion to the images per step; None
-            to use the default rule.
-        variants: Settings that apply only to some models, by the beginning of the model's name; the first match is
-            used.
-        initial_weights: Description of the weights that the recipe fine-tunes, for messages; None if a run of the
-            recipe may start from random weights.
-        imagenet_alone: Whether `--init timm` loads weights that were trained only on the labels of ImageNet-1k.
-        imagenet_crop: Whether models are evaluated as in the code of the recipe's authors, which resizes images to 256
-            pixels and evaluates the central 224 pixels for every model.
-        scores_by_flags: Published scores of further runs, by the flags to add to this recipe.
-    """
-
-    summary: str
-    source: str
-    cost: str
-    expected: str
-    settings: Mapping[str, Any]
+    summary: str  # description in one line
+    source: str  # where the settings come from, such as a section of a paper
+    cost: str  # epochs, image size, images per step and GPUs of a run, as one line
+    expected: str  # published scores, or the page that has measured scores
+    settings: Mapping[str, Any]  # values of the settings, by name; all other settings are chosen from the data
+    # Learning rate for 512 images per step, which is scaled in proportion to the images per step; None to use the
+    # default rule
     lr_per_512: float | None = None
+    # Settings that apply only to some models, by the beginning of the model's name; the first match is used
     variants: Mapping[str, Variant] = field(default_factory=dict)
+    # Description of the weights that the recipe fine-tunes, for messages; None if a run of the recipe may start from
+    # random weights
     initial_weights: str | None = None
+    # Whether `--init timm` loads weights that were trained only on the labels of ImageNet-1k
     imagenet_alone: bool = False
+    # Whether models are evaluated as in the code of the recipe's authors, which resizes images to 256 pixels and
+    # evaluates the central 224 pixels for every model
     imagenet_crop: bool = False
+    # Published scores of further runs, by the flags to add to this recipe
     scores_by_flags: Mapping[str, str] = field(default_factory=dict)
 
     def for_model(self, model: str | None) -> "Recipe":

@@ -36,26 +36,19 @@ UNDERTRAINED_IMAGES = 300_000
 
 @dataclass(frozen=True)
 class InitialWeightsInfo:
-    """Properties of the initial weights of a run that are known before the weights are read.
+    """Properties of the initial weights of a run that are known before the weights are read."""
 
-    Attributes:
-        where: Name of the weights in messages, such as "timm's weights" or the path of a run.
-        model: Name of the model in timm; None if unknown, or if the user names the model of a weights file.
-        image_size: (height, width) in pixels of the images that the weights were trained on; None for the default size
-            of the model.
-        model_args: Constructor arguments of the model, as NAME=VALUE.
-        normalise: Value of the setting `normalise` that suits the weights.
-        chosen: Whether the run chose the weights itself and auto-tunes from these weights within its time budget.
-        images_seen: Number of images seen in training (epochs times images), summed over all paucal runs that trained
-            the weights, beginning with random weights; None if unknown.
-    """
-
-    where: str
+    where: str  # name of the weights in messages, such as "timm's weights" or the path of a run
+    # Name of the model in timm; None if unknown, or if the user names the model of a weights file
     model: str | None = None
+    # (height, width) in pixels of the images that the weights were trained on; None for the default size of the model
     image_size: tuple[int, int] | None = None
-    model_args: tuple[str, ...] = ()
-    normalise: str = "computed"
+    model_args: tuple[str, ...] = ()  # constructor arguments of the model, as NAME=VALUE
+    normalise: str = "computed"  # value of the setting `normalise` that suits the weights
+    # Whether the run chose the weights itself and auto-tunes from these weights within its time budget
     chosen: bool = False
+    # Number of images seen in training (epochs times images), summed over all paucal runs that trained the weights,
+    # beginning with random weights; None if unknown
     images_seen: int | None = None
 
     @property
@@ -71,39 +64,26 @@ def describe_undertrained(weights: InitialWeightsInfo) -> str:
 
 @dataclass(frozen=True)
 class DataAndMachine:
-    """Properties of the data, the machine and the initial weights.
-
-    Attributes:
-        n_train: Number of training images.
-        n_classes: Number of classes.
-        median_side: Median of the images' shorter sides in pixels.
-        hinted_size: Recommended image side for the data set in pixels; None if there is no recommendation.
-        hinted_epochs: Recommended number of epochs for the data set; None if there is no recommendation.
-        flip: Whether mirroring an image leaves its meaning unchanged.
-        cores: Number of CPU cores.
-        device: Best available device: "cuda", "mps" or "cpu".
-        bf16: Whether the device supports bfloat16 natively.
-        devices: Number of devices of the type `device`.
-        launched: (number of processes per node, number of nodes) of a launcher; None if there is no launcher.
-        initial_weights: Properties of the initial weights; None for training from scratch.
-        several_labels: Whether an image can have several labels, or none.
-        n_images: Number of all images, including images that the run does not use.
-    """
+    """Properties of the data, the machine and the initial weights."""
 
     n_train: int
     n_classes: int
-    median_side: int
+    median_side: int  # median of the images' shorter sides in pixels
+    # Recommended image side for the data set in pixels; None if there is no recommendation
     hinted_size: int | None = None
+    # Recommended number of epochs for the data set; None if there is no recommendation
     hinted_epochs: int | None = None
-    flip: bool = True
+    flip: bool = True  # whether mirroring an image leaves its meaning unchanged
     cores: int = 1
-    device: str = "cpu"
-    bf16: bool = False
-    devices: int = 1
+    device: str = "cpu"  # best available device: "cuda", "mps" or "cpu"
+    bf16: bool = False  # whether the device supports bfloat16 natively
+    devices: int = 1  # number of devices of the type `device`
+    # (number of processes per node, number of nodes) of a launcher; None if there is no launcher
     launched: tuple[int, int] | None = None
+    # Properties of the initial weights; None for training from scratch
     initial_weights: InitialWeightsInfo | None = None
-    several_labels: bool = False
-    n_images: int = 0
+    several_labels: bool = False  # whether an image can have several labels, or none
+    n_images: int = 0  # number of all images, including images that the run does not use
 
 
 def makes_few_passes(facts: DataAndMachine, time: str | None) -> bool:
@@ -142,19 +122,12 @@ def backbone_spec(settings: ModelSettings, n_classes: int, channels: int = 3) ->
 
 @dataclass(frozen=True)
 class BackboneShape:
-    """Properties of a backbone that rules depend on.
+    """Properties of a backbone that rules depend on."""
 
-    Attributes:
-        grid: Size of the last feature map as (rows, columns).
-        dim: Number of channels of the last feature map.
-        convolutional: Whether the network has overlapping convolutions and no attention.
-        stages: Number of stages, or number of blocks if there are no stages; 0 if both are unknown.
-    """
-
-    grid: tuple[int, int]
-    dim: int
-    convolutional: bool
-    stages: int
+    grid: tuple[int, int]  # size of the last feature map as (rows, columns)
+    dim: int  # number of channels of the last feature map
+    convolutional: bool  # whether the network has overlapping convolutions and no attention
+    stages: int  # number of stages, or number of blocks if there are no stages; 0 if both are unknown
 
 
 def backbone_shape(

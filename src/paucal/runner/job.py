@@ -64,29 +64,19 @@ Bars = Callable[[str], AbstractContextManager[Advance]]
 
 @dataclass(frozen=True)
 class RunSetup(Generic[S]):
-    """Everything that a run needs for training, assembled before files are written.
-
-    Attributes:
-        settings: Settings of the run.
-        origins: Origin of each setting by name, such as a flag or the reason for an automatic choice.
-        data: Images of the run and their split.
-        plan: Length, seed and hardware of the training.
-        objective: Objective to train.
-        card: Model card of the deployed model, which is stored as `model.json`.
-        remarks: Sentences to print before the run starts.
-        load_report: Report on the loaded initial weights; None if the initial weights are random.
-        planned_at: Value of `time.monotonic()` when the length of the run was planned. If the length was not planned,
-            the value when the setup was assembled.
-    """
+    """Everything that a run needs for training, assembled before files are written."""
 
     settings: S
-    origins: Mapping[str, str]
+    origins: Mapping[str, str]  # origin of each setting by name, such as a flag or the reason for an automatic choice
     data: SplitImages
-    plan: Plan
+    plan: Plan  # length, seed and hardware of the training
     objective: Objective
-    card: ModelCard
-    remarks: tuple[str, ...]
+    card: ModelCard  # model card of the deployed model, which is stored as `model.json`
+    remarks: tuple[str, ...]  # sentences to print before the run starts
+    # Report on the loaded initial weights; None if the initial weights are random
     load_report: LoadReport | None = None
+    # Value of `time.monotonic()` when the length of the run was planned. If the length was not planned, the value when
+    # the setup was assembled.
     planned_at: float = field(default_factory=time.monotonic, kw_only=True)
 
     @property
@@ -172,17 +162,11 @@ class EpochListener(Generic[A]):
 
 
 class Job(ABC, Generic[S, A, R]):
-    """The steps of a command that trains, as methods that each command defines or inherits.
-
-    Attributes:
-        verb: Name of the command, such as "train".
-        settings_type: Class of the command's settings.
-        reads: Names of the settings whose values are files or folders to read.
-    """
+    """The steps of a command that trains, as methods that each command defines or inherits."""
 
     verb: ClassVar[str]
-    settings_type: type[S]
-    reads: ClassVar[tuple[str, ...]]
+    settings_type: type[S]  # class of the command's settings
+    reads: ClassVar[tuple[str, ...]]  # names of the settings whose values are files or folders to read
 
     @abstractmethod
     def check(self, settings: S, origins: Mapping[str, str]) -> tuple[S, dict[str, str]]:

@@ -34,19 +34,14 @@ MAX_ERROR_CHARACTERS = 200  # maximum length to which a logger's error messages 
 
 @dataclass(frozen=True)
 class LoggerFunctions:
-    """The functions that open, use and close one type of logger.
+    """The functions that open, use and close one type of logger."""
 
-    Attributes:
-        open: Opens the logger of a run, given the run folder and the logger's stored id (None for a new logger).
-        log_scores: Logs the settings and the final scores, which may be empty, at an optimizer step.
-        close: Closes the logger with one of `STATUSES`.
-        place: Returns the path or URL of the logs.
-    """
-
+    # Opens the logger of a run, given the run folder and the logger's stored id (None for a new logger)
     open: Callable[[RunFolder, str | None], Logger]
+    # Logs the settings and the final scores, which may be empty, at an optimizer step
     log_scores: Callable[[Any, Mapping[str, Any], dict[str, float], int], None]
-    close: Callable[[Any, str], None]
-    place: Callable[[Any], str]
+    close: Callable[[Any, str], None]  # closes the logger with one of `STATUSES`
+    place: Callable[[Any], str]  # returns the path or URL of the logs
 
 
 def check_loggers(names: Sequence[str] | None) -> None:

@@ -47,20 +47,16 @@ WEIGHTS_HELP = (
 
 @dataclass(frozen=True)
 class WeightsSource:
-    """The source of a run's initial weights, before the weights are read; by default, the weights are random.
+    """The source of a run's initial weights, before the weights are read; by default, the weights are random."""
 
-    Attributes:
-        facts: Properties of the weights that the automatic choice of settings uses; None for random weights.
-        read: Function that reads the weights, given the timm name of the run's model; None for random weights.
-        input: Function that returns the preprocessing for the weights, given the timm name of the run's model; None if
-            the preprocessing is unknown.
-        record: Stored report on the initial weights of a resumed run.
-    """
-
+    # Properties of the weights that the automatic choice of settings uses; None for random weights
     facts: InitialWeightsInfo | None = None
+    # Reads the weights, given the timm name of the run's model; None for random weights
     read: Callable[[str], StartWeights] | None = None
+    # Returns the preprocessing for the weights, given the timm name of the run's model; None if the
+    # preprocessing is unknown
     input: Callable[[str], WeightsPreprocessing] | None = None
-    record: LoadReport | None = None
+    record: LoadReport | None = None  # stored report on the initial weights of a resumed run
 
 
 def without_none_init(settings: M) -> M:
@@ -210,18 +206,12 @@ def _read_run_weights(run: RunFolder, card: ModelCard, file: Path | None) -> Sta
 
 @dataclass(frozen=True)
 class WeightsChoice:
-    """The automatic choice of a run's pretrained weights.
+    """The automatic choice of a run's pretrained weights."""
 
-    Attributes:
-        candidates: timm names of models with pretrained weights, in order of preference; empty for training from
-            scratch.
-        why: Reason for the choice.
-        remark: Note for the user; "" if no note is needed.
-    """
-
+    # timm names of models with pretrained weights, in order of preference; empty for training from scratch
     candidates: tuple[str, ...]
     why: str
-    remark: str = ""
+    remark: str = ""  # note for the user; "" if no note is needed
 
 
 def chooses_initial_weights(settings: ModelSettings, origins: Collection[str], named: Collection[str] = ()) -> bool:

@@ -24,7 +24,7 @@ from paucal.runs import RunFolder
 from paucal.settings.origins import list_origins
 from paucal.settings.values import EXPECTED_DURATION
 from paucal.training import Plan, TimePlan
-from paucal.training.failures import advise_on_memory_errors
+from paucal.training.fit import advise_on_memory_errors
 from paucal.training.trial_step import forward_and_backward
 from paucal.types import Batch, UserError
 from paucal.wording import counted, format_duration
@@ -78,19 +78,12 @@ def choose_time_or_epochs(settings: Any, origins: Mapping[str, str]) -> Any:
 
 @dataclass(frozen=True)
 class Pace:
-    """Measured durations of the phases of a run, in seconds.
+    """Measured durations of the phases of a run, in seconds."""
 
-    Attributes:
-        step: Seconds per optimizer step.
-        val_image: Seconds for the evaluation of one validation image.
-        test_image: Seconds for the evaluation of one test image.
-        closing: Seconds of all other work after the last step.
-    """
-
-    step: float
-    val_image: float
-    test_image: float
-    closing: float
+    step: float  # seconds per optimizer step
+    val_image: float  # seconds for the evaluation of one validation image
+    test_image: float  # seconds for the evaluation of one test image
+    closing: float  # seconds of all other work after the last step
 
     def evaluation(self, counts: Mapping[str, int]) -> float:
         """Return the seconds of one validation, given the number of images by split."""
@@ -103,31 +96,19 @@ class Pace:
 
 @dataclass(frozen=True)
 class PlannedLength:
-    """The length of a run, planned from its time budget.
+    """The length of a run, planned from its time budget."""
 
-    Attributes:
-        settings: Values of the settings that determine the length of the run, by name.
-        reasons: Reasons for the values of these settings, by name.
-        text: Description of the length of the run.
-        seconds: Expected seconds from the first step to the last file.
-        most_steps: Maximum number of optimizer steps, however much time is left.
-    """
-
-    settings: Mapping[str, Any]
-    reasons: Mapping[str, str]
+    settings: Mapping[str, Any]  # values of the settings that determine the length of the run, by name
+    reasons: Mapping[str, str]  # reasons for the values of these settings, by name
     text: str
-    seconds: float
-    most_steps: int
+    seconds: float  # expected seconds from the first step to the last file
+    most_steps: int  # maximum number of optimizer steps, however much time is left
 
 
 class TimedJob(Job[S, A, R]):
-    """A job that can plan the length of its runs from `--time`.
+    """A job that can plan the length of its runs from `--time`."""
 
-    Attributes:
-        length_setting: Name of the setting for the length of a run, such as "epochs".
-    """
-
-    length_setting: ClassVar[str]
+    length_setting: ClassVar[str]  # name of the setting for the length of a run, such as "epochs"
 
     @abstractmethod
     def measure(self, setup: A, tunes_threads: bool = False) -> Pace:

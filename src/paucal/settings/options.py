@@ -24,16 +24,11 @@ MAX_NUMBER = 1e30  # largest valid number for any setting, since larger numbers 
 
 @dataclass(frozen=True)
 class EarlierName:
-    """A former name of a setting, which is still accepted in flags, configs and stored runs.
-
-    Attributes:
-        name: The former name.
-        hint: Type hint of the values that are valid with this name.
-        values: Current value for each former value that was renamed too; other values are unchanged.
-    """
+    """A former name of a setting, which is still accepted in flags, configs and stored runs."""
 
     name: str
-    hint: Any
+    hint: Any  # type hint of the values that are valid with this name
+    # Current value for each former value that was renamed too; other values are unchanged
     values: Mapping[Any, Any] = field(default_factory=dict)
 
 

@@ -72,19 +72,12 @@ class MovingAverage(Callback):
 
 @dataclass(frozen=True)
 class KeptEpochs:
-    """The files with the weights of a run's best epochs.
+    """The files with the weights of a run's best epochs."""
 
-    Attributes:
-        folder: Folder of the files.
-        count: Maximum number of epochs whose weights are kept.
-        score: Name of the metric that ranks the epochs; higher is better.
-        loss: Name of the metric that breaks ties; lower is better.
-    """
-
-    folder: Path
-    count: int
-    score: str
-    loss: str
+    folder: Path  # folder of the files
+    count: int  # maximum number of epochs whose weights are kept
+    score: str  # name of the metric that ranks the epochs; higher is better
+    loss: str  # name of the metric that breaks ties; lower is better
 
     def after_epoch(self, rows: Sequence[Mapping[str, float]], module: nn.Module) -> None:
         """Save the newest epoch's weights if the epoch is among the best, and remove the files of epochs that are not.
@@ -125,14 +118,9 @@ class KeptEpochs:
 def greedy_soup(
     files: Sequence[Path], evaluate: Callable[[Mapping[str, Tensor]], SoupScore]
 ) -> tuple[dict[str, Tensor], list[Path], SoupScore]:
-    """Average the weights of several files greedily: add a file to the mean if the mean's score does not fall.
+    """Average the weights of several files, best first: a file joins the mean if the mean's score does not fall.
 
-    Args:
-        files: Files with weights, best first.
-        evaluate: Function that returns the score of a state dict.
-
-    Returns:
-        The mean weights, the files that were averaged, and the score of the mean weights.
+    Return the mean weights, the files that were averaged, and the score of the mean weights.
     """
     mean, used_files = read_weights(files[0]), [files[0]]
     score = evaluate(mean)

@@ -1,4 +1,4 @@
-"""Trains any objective with Lightning's Trainer."""
+"""Train any objective with Lightning's Trainer, with advice for errors of memory, compilation and checkpoints."""
 
 import logging
 import warnings
@@ -16,18 +16,18 @@ from torch.utils.data import DataLoader
 
 from paucal.cores import count_usable_cores
 from paucal.distributed import broadcast_tensors
+from paucal.memory import is_out_of_memory
 from paucal.objectives.base import Objective
 from paucal.training.averaging import MovingAverage
-from paucal.training.checkpoints import AtomicCheckpoints, advise_on_weight_mismatch, checkpoint_changes
-from paucal.training.failures import advise_on_compile_errors, advise_on_memory_errors
-from paucal.training.hanging import ProcessGroupTimeout
-from paucal.training.keeper import ObjectiveHooks, Records, RunKeeper
+from paucal.training.keeper import AtomicCheckpoints, ObjectiveHooks, Records, RunKeeper, checkpoint_changes
 from paucal.training.length_correction import RunClock
 from paucal.training.meters import SkippedStepCheck
 from paucal.training.module import TrainingModule
 from paucal.training.plan import Hardware, Optimization, Plan
 from paucal.training.sharding import BufferBroadcast, ShardedStrategy, UnshardedCopy
-from paucal.training.stopping import StopSignal, interruptible
+from paucal.training.stopping import ProcessGroupTimeout, StopSignal, interruptible
+from paucal.types import UserError
+from paucal.wording import shorten
 
 # Regular expressions that match Lightning's warnings about intended behaviour of paucal
 SILENCED_WARNINGS = (
@@ -38,28 +38,22 @@ SILENCED_WARNINGS = (
     r".*module\(s\) in eval mode at the start of training.*",  # for example, a teacher network that is not trained
     r".*LeafSpec.*",  # deprecation warning about a torch function that Lightning calls
 )
+# Packages of torch.compile: an exception whose type is defined in one of these is a compiler error
+COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
+MAX_REASON_CHARACTERS = 200  # maximum length of an error's text within a message
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of `fit`.
+    """The result of `fit`."""
 
-    Attributes:
-        finished: Whether all steps are completed; False if the run was stopped earlier.
-        step: Number of optimizer steps completed so far.
-        rows: Metrics of every epoch so far.
-        best: Metrics of the best epoch.
-        seconds: Training time so far in seconds, including the time before the run was resumed.
-        plan: Plan of the run with all corrections; None if nothing was trained.
-        interrupted: Whether a signal or the time limit requested a stop at the same step as `Records.on_epoch`.
-    """
-
-    finished: bool
-    step: int
+    finished: bool  # whether all steps are completed; False if the run was stopped earlier
+    step: int  # number of optimizer steps completed so far
     rows: Sequence[dict[str, float]]
     best: dict[str, float]
-    seconds: float
-    plan: Plan | None = None
+    seconds: float  # training time so far in seconds, including the time before the run was resumed
+    plan: Plan | None = None  # plan of the run with all corrections; None if nothing was trained
+    # Whether a signal or the time limit requested a stop at the same step as `Records.on_epoch`
     interrupted: bool = False
 
     def epochs_done(self, planned: int | None) -> float | None:
@@ -91,15 +85,8 @@ def fit(
 ) -> Outcome:
     """Train an objective, or resume training from the run's newest checkpoint if one exists.
 
-    Args:
-        objective: Objective to train.
-        make_loader: Function that returns the data loader, called after the process group is initialised. The loader
-            yields `Batch`es, beginning with the run's next forward pass (see `checkpoint_step`). The loader's length is
-            the number of forward passes in `Plan.most_steps` optimizer steps.
-        optimization: Optimizer and schedule.
-        plan: Length, seed and hardware.
-        records: Run folder, validation and functions that are called during training.
-        callbacks: Further Lightning callbacks, such as a progress bar.
+    `make_loader` is called after the process group is initialised. Its loader yields `Batch`es, beginning with the
+    run's next forward pass (see `checkpoint_step`), and has the length of `Plan.most_steps` optimizer steps.
     """
     compiled = plan.hardware.compile_backend is not None
     for module in objective.compilable() if compiled else ():
@@ -206,3 +193,67 @@ def _silenced_lightning() -> Iterator[None]:
         finally:
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
+
+
+@contextmanager
+def advise_on_memory_errors(plan: Plan) -> Iterator[None]:
+    """Raise a UserError with advice in place of an out-of-memory error."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as problem:
+        if not is_out_of_memory(problem):
+            raise
+        precision = "" if plan.hardware.precision != "32-true" else ", use --precision bf16-mixed"
+        raise UserError(
+            f"the memory of the device ({plan.hardware.accelerator}) is too small: use half the --batch-size "
+            f"with --accumulate {2 * plan.accumulate} (the same effective batch), or use --batch-size auto, or "
+            f"lower --img-size{precision}. Files that the run has already saved remain in the run folder."
+        ) from problem
+
+
+def is_compiler_error(problem: BaseException | None) -> bool:
+    """Return whether an exception, or one of its causes, comes from `torch.compile`."""
+    seen_ids: set[int] = set()
+    while problem is not None and id(problem) not in seen_ids:
+        if any(base.__module__.startswith(COMPILER_MODULES) for base in type(problem).__mro__):
+            return True
+        seen_ids.add(id(problem))
+        problem = problem.__cause__ or problem.__context__
+    return False
+
+
+@contextmanager
+def advise_on_compile_errors(plan: Plan) -> Iterator[None]:
+    """Raise a UserError that advises the user to remove --compile if the compilation failed."""
+    try:
+        yield
+    except Exception as problem:
+        if plan.hardware.compile_backend is None or is_out_of_memory(problem) or not is_compiler_error(problem):
+            raise
+        raise UserError(
+            f"--compile failed with {_error_reason(problem)}: the error is in torch's compiler, not in your data; "
+            "remove --compile."
+        ) from problem
+
+
+def _error_reason(problem: Exception) -> str:
+    """Return the type of an error and the first line of its text; later lines are advice for torch's developers."""
+    inner = getattr(problem, "inner_exception", problem)
+    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
+    text = shorten(lines[0], MAX_REASON_CHARACTERS) if lines else "no message"
+    return f"{type(inner).__name__} ({text.rstrip('.:')})"
+
+
+@contextmanager
+def advise_on_weight_mismatch(path: Path) -> Iterator[None]:
+    """Raise a UserError with advice if a checkpoint contains the weights of another model."""
+    try:
+        yield
+    except RuntimeError as problem:
+        if "loading state_dict" not in str(problem):
+            raise
+        reason = str(problem).split("\n")[1].strip() if "\n" in str(problem) else str(problem)
+        raise UserError(
+            f"{str(path)!r} contains the weights of another model ({reason[:200]}): resume the run that this "
+            "checkpoint belongs to, or train again."
+        ) from problem

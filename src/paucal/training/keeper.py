@@ -1,25 +1,101 @@
-"""Callbacks that run after each step: hooks of the objective, validation, metrics and checkpoints."""
+"""Callbacks that run after each step: hooks of the objective, validation, metrics and checkpoints.
+
+Checkpoints are written atomically and contain no executable code.
+"""
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import astuple, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.plugins import CheckpointIO
 from torch import nn
 
 from paucal.runs import RunFolder
+from paucal.runs.weights import load_checkpoint
 from paucal.training.averaging import KeptEpochs
-from paucal.training.checkpoints import checkpoint_best, recount_forward_passes
 from paucal.training.length_correction import OnChange, RunClock
 from paucal.training.meters import SkippedStepCheck
 from paucal.training.module import TrainingModule
 from paucal.training.plan import Plan, PlanChange
 from paucal.training.stopping import StopSignal
 from paucal.types import UserError
+from paucal.writing import write_atomically
+
+
+class AtomicCheckpoints(CheckpointIO):
+    """Writes checkpoints atomically (flushed temporary file, then renamed), and reads only tensors and plain values."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path, storage_options: Any = None) -> None:
+        """Write a checkpoint."""
+        write_atomically(Path(path), lambda file: torch.save(checkpoint, file))
+
+    def load_checkpoint(self, path, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read a checkpoint into main memory; Lightning moves it to the device."""
+        return load_checkpoint(Path(path))
+
+    def remove_checkpoint(self, path) -> None:
+        """Remove a checkpoint."""
+        Path(path).unlink(missing_ok=True)
+
+
+def checkpoint_step(path: Path) -> int:
+    """Return the number of optimizer steps that were completed when a checkpoint was saved."""
+    with _keeper_state(path) as state:
+        return int(state["step"])
+
+
+def recount_forward_passes(checkpoint: dict[str, Any], accumulate: int) -> None:
+    """Set Lightning's count of forward passes in a checkpoint to `accumulate` per optimizer step.
+
+    The stored count is wrong if the run is resumed with another number of processes, because the number of forward
+    passes per step may then differ.
+    """
+    counts = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    added = checkpoint["global_step"] * accumulate - counts["current"]["ready"]
+    for period in ("total", "current"):
+        counts[period] = {name: count + added for name, count in counts[period].items()}
+
+
+def checkpoint_rows(path: Path) -> list[dict[str, float]]:
+    """Return the metrics of each epoch before a checkpoint; an empty list if the file does not exist.
+
+    `metrics.csv` may have more rows: a row is added after every epoch, and a killed run repeats the epochs since its
+    newest checkpoint.
+    """
+    if not path.exists():
+        return []
+    with _keeper_state(path) as state:
+        return [dict(row) for row in state["rows"]]
+
+
+def checkpoint_best(path: Path) -> tuple[int, dict[str, float]]:
+    """Return the number of optimizer steps before a checkpoint, and the metrics of the best epoch up to that step."""
+    with _keeper_state(path) as state:
+        return int(state["step"]), dict(state["best"])
+
+
+def checkpoint_changes(path: Path) -> tuple[PlanChange, ...]:
+    """Return the corrections of the run's length that a checkpoint stores; an empty tuple if there is no file."""
+    if not path.exists():
+        return ()
+    with _keeper_state(path) as state:
+        return tuple(PlanChange(*map(int, change)) for change in state.get("changes", []))
+
+
+@contextmanager
+def _keeper_state(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the state of `RunKeeper` in a checkpoint; raise a UserError if another version of paucal wrote it."""
+    try:
+        yield load_checkpoint(path)["callbacks"]["RunKeeper"]
+    except (KeyError, TypeError, ValueError) as problem:
+        raise UserError(f"{str(path)!r} is not a checkpoint of this version of paucal: train again.") from problem
+
 
 Validate = Callable[[nn.Module, torch.device], Mapping[str, float]]
 EvaluationModel = Callable[[], AbstractContextManager[nn.Module]]
@@ -28,45 +104,33 @@ OnEpoch = Callable[[int, int, Mapping[str, float]], bool | None]
 
 @dataclass(frozen=True)
 class Validation:
-    """How a run is validated during training, and how its best epoch is chosen.
+    """How a run is validated during training, and how its best epoch is chosen."""
 
-    Attributes:
-        validate: Function that returns a model's metrics on the validation images; called on every process.
-        score: Name of the metric to maximise; None if the newest epoch always counts as the best.
-        loss: Name of the metric that breaks ties; lower is better.
-        floor: Score of the model already in the run folder, which only an epoch with a higher score replaces; None if
-            the folder has no model.
-        keep: Number of best epochs whose weights are kept for averaging; requires `score` and `loss`.
-    """
-
-    validate: Validate
-    score: str | None = None
-    loss: str = ""
+    validate: Validate  # returns a model's metrics on the validation images; called on every process
+    score: str | None = None  # name of the metric to maximise; None if the newest epoch always counts as the best
+    loss: str = ""  # name of the metric that breaks ties; lower is better
+    # Score of the model already in the run folder, which only an epoch with a higher score replaces; None if the folder
+    # has no model
     floor: float | None = None
-    keep: int = 0
+    keep: int = 0  # number of best epochs whose weights are kept for averaging; requires `score` and `loss`
 
 
 @dataclass(frozen=True)
 class Records:
-    """The folder of a run and the functions that are called during training.
+    """The folder of a run and the functions that are called during training."""
 
-    Attributes:
-        run: Run folder for checkpoints and metrics.
-        save_model: Function that saves the deployable model, called after each epoch that is the best so far.
-        validation: Validation and choice of the best epoch; if None, the newest epoch counts as the best.
-        on_epoch: Function called on the first process with (epoch, number of epochs, metrics of the epoch), which may
-            return True to save a checkpoint and stop the run.
-        on_start: Function called on the first process with the metrics of the initial weights; if None, the initial
-            weights are not validated.
-        on_change: Function called on the first process with (plan, seconds per step) after the number of steps was
-            corrected.
-    """
-
-    run: RunFolder
+    run: RunFolder  # run folder for checkpoints and metrics
+    # Saves the deployable model, called after each epoch that is the best so far
     save_model: Callable[[nn.Module], None]
+    # Validation and choice of the best epoch; if None, the newest epoch counts as the best
     validation: Validation | None = None
+    # Function called on the first process with (epoch, number of epochs, metrics of the epoch), which may return True
+    # to save a checkpoint and stop the run
     on_epoch: OnEpoch | None = None
+    # Function called on the first process with the metrics of the initial weights; if None, the initial weights are not
+    # validated
     on_start: Callable[[Mapping[str, float]], None] | None = None
+    # Function called on the first process with (plan, seconds per step) after the number of steps was corrected
     on_change: OnChange | None = None
 
     @property
@@ -95,15 +159,8 @@ class ObjectiveHooks(Callback):
 class RunKeeper(Callback):
     """Writes the run folder: a row of metrics per epoch, the newest and the best checkpoint, and the best model.
 
-    This callback also validates after each epoch, and stops the run on request.
-
-    Args:
-        records: Run folder, validation and functions that are called during training.
-        evaluation_model: Function that returns a context manager, which yields the model to validate and save.
-        stop: Callback that requests a stop after a signal or at the time limit.
-        skipped_step_check: Callback that checks for NaN and infinite losses.
-        clock: Clock that corrects the number of steps; None if the run has no time budget.
-        changes: Earlier corrections of the length of a resumed run, oldest first.
+    This callback also validates after each epoch, and stops the run on request. `evaluation_model` returns a context
+    manager that yields the model to validate and save; `changes` are earlier corrections of a resumed run's length.
     """
 
     def __init__(

@@ -67,8 +67,7 @@ class RunClock:
     def correct(self, trainer: Trainer, module: TrainingModule, batch: Batch) -> bool:
         """Time a step, and change the planned number of steps if the run would end too early or too late.
 
-        Returns:
-            Whether the plan was changed; every process returns the same value.
+        Return whether the plan was changed; every process returns the same value.
         """
         now, plan, step = time.monotonic(), module.plan, trainer.global_step
         if self._step_end is not None:  # the first step is not timed, since it is slower than later steps

@@ -19,18 +19,12 @@ log = logging.getLogger("paucal")
 
 
 class Meters:
-    """Sums of metrics over the steps since the last reset, on the device; only reading waits for the device.
-
-    Attributes:
-        rate: Learning rate of the newest step.
-        skipped: Number of steps of the whole run that were skipped because a gradient was not finite.
-        nonfinite: Number of forward passes of the whole run in which a loss was not finite, by the name of the loss.
-    """
+    """Sums of metrics over the steps since the last reset, on the device; only reading waits for the device."""
 
     def __init__(self) -> None:
-        self.rate = 0.0
-        self.skipped: Tensor | float = 0.0
-        self.nonfinite: dict[str, Tensor] = {}
+        self.rate = 0.0  # learning rate of the newest step
+        self.skipped: Tensor | float = 0.0  # steps of the whole run skipped because a gradient was not finite
+        self.nonfinite: dict[str, Tensor] = {}  # forward passes of the whole run with a non-finite loss, by loss
         self.reset()
 
     def reset(self) -> None:
@@ -112,14 +106,11 @@ class SkippedStepCheck(Callback):
     """Checks every `CHECK_STEPS` steps whether steps were skipped, and warns with the names of the non-finite losses.
 
     If all `CHECK_STEPS` steps since the last check were skipped, or all steps of a shorter run, `RunKeeper` saves a
-    checkpoint and ends the run.
-
-    Attributes:
-        stop_message: Error message with which the run must end; None if the run may continue.
+    checkpoint and ends the run with `stop_message`.
     """
 
     def __init__(self) -> None:
-        self.stop_message: str | None = None
+        self.stop_message: str | None = None  # message with which the run must end; None if it may go on
         self._n_skipped = 0.0  # number of skipped steps at the last check
         self._checked_step = 0  # step of the last check
 

@@ -1,23 +1,35 @@
-"""The LightningModule that trains any objective."""
+"""The LightningModule that trains any objective, with the optimizers and their parameter groups."""
 
 import logging
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatch
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from timm.optim.lars import Lars
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader
 
 from paucal.data.randomness import derive_seed
 from paucal.objectives.base import Objective
 from paucal.training.meters import Meters
-from paucal.training.optimizers import build_optimizer, parameter_groups, supports_found_inf
 from paucal.training.plan import Optimization, Plan
 from paucal.training.sharding import shard, total_norm
 from paucal.types import Batch, GroupScale, LossTerms, Progress
 
 log = logging.getLogger("paucal")
+NORM_CLASS = re.compile(r"norm", re.IGNORECASE)  # found in the class names of normalisation layers
+# Learned tokens and position tables, by their parameter names in timm and in the papers' code
+TOKEN_OR_TABLE = re.compile(
+    r"(^|\.|_)(cls_token|dist_token|reg_token|mask_token|head_token|pos_embed\w*|absolute_pos_embed|pos_emb"
+    r"|position_embedding\w*|relative_position_bias_table|rel_pos\w*|attention_biases)$"
+)
+TRUST_COEFFICIENT = 1e-3  # trust coefficient of LARS, as in EsViT's code
+DEVICES_IGNORING_FOUND_INF = ("mps",)  # types of device on which torch's fused AdamW ignores `found_inf`
 
 
 class TrainingModule(LightningModule):
@@ -121,11 +133,7 @@ class TrainingModule(LightningModule):
         self.meters.add_step(norm, found_inf)
 
     def _check_unused_parameters(self) -> None:
-        """Warn of trainable parameters without a gradient, which the objective should have frozen.
-
-        Raises:
-            RuntimeError: There are such parameters and several processes, which would wait for the gradients forever.
-        """
+        """Warn of trainable parameters without a gradient; with several processes, which would hang, raise an error."""
         unused = [name for name, p in self.objective.named_parameters() if p.requires_grad and p.grad is None]
         if not unused:
             return
@@ -149,13 +157,80 @@ class TrainingModule(LightningModule):
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
-    """Clip gradients to a global L2 norm of at most `max_norm`; None or 0 disables clipping.
-
-    Returns:
-        The norm before clipping, a scalar on the device.
-    """
+    """Clip gradients to a global L2 norm of at most `max_norm` (None or 0: not), and return the norm before."""
     updated_parameters = [p for p in parameters if p.grad is not None]
     norm = total_norm([p.grad for p in updated_parameters if p.grad is not None])
     if max_norm and updated_parameters:
         torch.nn.utils.clip_grads_with_norm_(updated_parameters, max_norm, norm)
     return norm
+
+
+def parameter_groups(
+    module: nn.Module, label: Callable[[str], str] = lambda name: "main", decays_tables: bool = False
+) -> list[dict[str, Any]]:
+    """Group trainable parameters by label (from the parameter's name) and by whether they get weight decay.
+
+    No weight decay applies to norms of any shape, biases, other parameters with at most one dimension, class and
+    position tokens, relative-bias tables, and the names in a submodule's `no_weight_decay()`. (The published DrLoc code
+    also decays the 4-D norms of its CvT and the tokens of its ViT and T2T; EsViT's code decays all tokens and tables.)
+    With `decays_tables`, only biases and parameters with at most one dimension are not decayed.
+
+    Return optimizer groups with the keys `params`, `names`, `label` and `decayed`, in a deterministic order.
+    """
+    vector_names = (name for name, p in module.named_parameters() if p.ndim <= 1 or name.endswith(".bias"))
+    undecayed = set(vector_names if decays_tables else undecayed_parameters(module))
+    groups: dict[tuple[str, bool], dict[str, Any]] = {}
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        key = (label(name), name not in undecayed)
+        group = groups.setdefault(key, {"params": [], "names": [], "label": key[0], "decayed": key[1]})
+        group["params"].append(parameter)
+        group["names"].append(name)
+    return list(groups.values())
+
+
+def undecayed_parameters(module: nn.Module) -> Iterator[str]:
+    """Yield the full names of the parameters that get no weight decay."""
+    patterns: list[str] = []  # names, or patterns of names, that submodules list, as in timm
+    for prefix, parent in module.named_modules():
+        list_names = getattr(parent, "no_weight_decay", None)
+        names: Any = list_names() if callable(list_names) else ()
+        patterns += [f"{prefix}.{name}" if prefix else name for name in names]
+    for prefix, parent in module.named_modules():
+        is_norm = NORM_CLASS.search(type(parent).__name__) is not None
+        for local_name, parameter in parent.named_parameters(recurse=False):
+            name = f"{prefix}.{local_name}" if prefix else local_name
+            is_vector_or_bias = parameter.ndim <= 1 or local_name.endswith("bias")
+            is_excluded = any(fnmatch(name, pattern) for pattern in patterns)
+            if is_norm or is_vector_or_bias or TOKEN_OR_TABLE.search(name) or is_excluded:
+                yield name
+
+
+def build_optimizer(groups: Sequence[dict[str, Any]], settings: Optimization) -> Optimizer:
+    """Return the optimizer of a run; the learning rate and weight decay of each group are set before every step.
+
+    SGD and LARS have momentum, and their weight decay is added to the gradient, as in EsViT's code. LARS (You et al.
+    2017) scales the update of each parameter by the parameter's L2 norm, except for parameters without weight decay,
+    such as norms and biases.
+    """
+    if settings.optimizer == "sgd":
+        return SGD(list(groups), lr=0.0, momentum=settings.momentum)
+    if settings.optimizer == "lars":
+        # Without "always_adapt", timm's LARS would not scale the updates while the weight decay is 0.
+        lars_groups = [{**group, "always_adapt": group["decayed"]} for group in groups]
+        # Typed as Any, since timm's defaults make type checkers expect integers.
+        lars_options: Any = {"momentum": settings.momentum, "trust_coeff": TRUST_COEFFICIENT}
+        return Lars(lars_groups, lr=0.0, **lars_options)
+    # The fused version supports `found_inf`, so it skips non-finite steps itself.
+    return AdamW(list(groups), lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
+
+
+def supports_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
+    """Return whether an optimizer itself skips a step if the optimizer's attribute `found_inf` is 1.
+
+    SGD and LARS do not skip steps. torch's fused SGD skips steps, but has an undefined momentum if the first step
+    is skipped, and does not support parameters that get gradients later than others, such as EsViT's prototypes.
+    """
+    supports = getattr(optimizer, "_step_supports_amp_scaling", False)
+    return bool(supports) and device.type not in DEVICES_IGNORING_FOUND_INF

@@ -11,51 +11,31 @@ OptimizerName = Literal["adamw", "sgd", "lars"]
 
 @dataclass(frozen=True)
 class Optimization:
-    """The optimizer and its hyperparameters.
+    """The optimizer and its hyperparameters."""
 
-    Attributes:
-        schedule: Function that returns the learning rate from the number of completed steps.
-        weight_decay: Weight decay of the parameter groups that are decayed.
-        clip: Global L2 norm to which gradients are clipped; None or 0 disables clipping.
-        betas: Betas of AdamW.
-        eps: Epsilon of AdamW.
-        average_decay: Maximum decay of the moving average of the weights; None or 0 disables the average.
-        optimizer: "adamw", "sgd" or "lars".
-        momentum: Momentum of SGD and LARS.
-    """
-
-    schedule: Callable[[float], float]
-    weight_decay: float
-    clip: float | None
+    schedule: Callable[[float], float]  # returns the learning rate from the number of completed steps
+    weight_decay: float  # weight decay of the parameter groups that are decayed
+    clip: float | None  # global L2 norm to which gradients are clipped; None or 0 disables clipping
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+    # Maximum decay of the moving average of the weights; None or 0 disables the average
     average_decay: float | None = None
     optimizer: OptimizerName = "adamw"
-    momentum: float = 0.9
+    momentum: float = 0.9  # momentum of SGD and LARS
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """Hardware and precision, as Lightning names them.
+    """Hardware and precision, as Lightning names them."""
 
-    Attributes:
-        accelerator: "cpu", "cuda", "mps" or "auto".
-        devices: Devices per node.
-        nodes: Number of nodes (machines).
-        strategy: "auto" for one process, "ddp" for a copy of the model on each process, "fsdp" for a shard on each
-            process.
-        precision: "32-true", "bf16-mixed" or "16-mixed".
-        compile_backend: Backend of `torch.compile` for the backbones; None disables compilation.
-        hang_seconds: Timeout in seconds for waiting for another process; None means torch's default.
-    """
-
-    accelerator: str = "cpu"
+    accelerator: str = "cpu"  # "cpu", "cuda", "mps" or "auto"
     devices: int = 1
     nodes: int = 1
+    # "auto" for one process, "ddp" for a copy of the model on each process, "fsdp" for a shard on each process
     strategy: str = "auto"
     precision: str = "32-true"
-    compile_backend: str | None = None
-    hang_seconds: float | None = None
+    compile_backend: str | None = None  # backend of `torch.compile` for the backbones; None disables compilation
+    hang_seconds: float | None = None  # timeout in seconds for waiting for another process; None means torch's default
 
     @property
     def processes(self) -> int:
@@ -65,73 +45,42 @@ class Hardware:
 
 @dataclass(frozen=True)
 class TimePlan:
-    """The time budget of a run, and the measurements from which its length was planned.
+    """The time budget of a run, and the measurements from which its length was planned."""
 
-    Attributes:
-        budget: Seconds for the whole run, from the start of the command until the last file is written.
-        spent: Seconds of the budget that had passed when the length was planned.
-        closing: Expected seconds from the last step until the last file is written.
-        step: Measured seconds of an optimizer step.
-        evaluation: Measured seconds of one validation.
-        most_steps: Maximum number of optimizer steps, however much time is left.
-        threads: Number of CPU threads during the measurements.
-    """
-
-    budget: float
-    spent: float
-    closing: float
-    step: float
-    evaluation: float
-    most_steps: int
-    threads: int
+    budget: float  # seconds for the whole run, from the start of the command until the last file is written
+    spent: float  # seconds of the budget that had passed when the length was planned
+    closing: float  # expected seconds from the last step until the last file is written
+    step: float  # measured seconds of an optimizer step
+    evaluation: float  # measured seconds of one validation
+    most_steps: int  # maximum number of optimizer steps, however much time is left
+    threads: int  # number of CPU threads during the measurements
 
 
 @dataclass(frozen=True)
 class PlanChange:
-    """A correction of a run's length during training.
+    """A correction of a run's length during training."""
 
-    Attributes:
-        step: Number of optimizer steps completed before the correction.
-        total_steps: New number of optimizer steps of the whole run.
-        threads: New number of CPU threads.
-    """
-
-    step: int
-    total_steps: int
-    threads: int
+    step: int  # number of optimizer steps completed before the correction
+    total_steps: int  # new number of optimizer steps of the whole run
+    threads: int  # new number of CPU threads
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The length, the seed and the hardware of a run.
+    """The length, the seed and the hardware of a run."""
 
-    Attributes:
-        total_steps: Optimizer steps of the whole run, before any correction.
-        steps_per_epoch: Optimizer steps per epoch.
-        accumulate: Forward passes per optimizer step.
-        seed: Seed for all random numbers.
-        mixing: Mixup and CutMix; None disables both.
-        n_classes: Number of classes, which mixing needs.
-        save_every: Maximum number of optimizer steps between two checkpoints.
-        save_seconds: Minimum seconds since the newest checkpoint for saving another at the end of an epoch.
-        deadline: `time.monotonic()` after which the run is stopped and saved; None means no limit.
-        hardware: Hardware and precision.
-        time: Time budget that limits the number of steps; None if the number of steps is fixed.
-        changes: Corrections of the run's length so far, oldest first.
-    """
-
-    total_steps: int
+    total_steps: int  # optimizer steps of the whole run, before any correction
     steps_per_epoch: int
     accumulate: int = 1
     seed: int = 0
-    mixing: Mixing | None = None
-    n_classes: int = 0
-    save_every: int = 500
-    save_seconds: float = 15.0
-    deadline: float | None = None
+    mixing: Mixing | None = None  # Mixup and CutMix; None disables both
+    n_classes: int = 0  # number of classes, which mixing needs
+    save_every: int = 500  # maximum number of optimizer steps between two checkpoints
+    save_seconds: float = 15.0  # minimum seconds since the newest checkpoint for saving another at the end of an epoch
+    deadline: float | None = None  # `time.monotonic()` after which the run is stopped and saved; None means no limit
     hardware: Hardware = field(default_factory=Hardware)
-    time: TimePlan | None = None
-    changes: tuple[PlanChange, ...] = ()
+    time: TimePlan | None = None  # time budget that limits the number of steps; None if the number of steps is fixed
+    changes: tuple[PlanChange, ...] = ()  # corrections of the run's length so far, oldest first
 
     @property
     def corrected_total_steps(self) -> int:

@@ -9,21 +9,13 @@ from paucal.types import half_cosine
 
 @dataclass(frozen=True)
 class _WarmupAndDecay:
-    """Linear warm-up, then a decay that begins at step 0, so that the warm-up replaces the first steps of the decay.
+    """Linear warm-up, then a decay that begins at step 0, so that the warm-up replaces the first steps of the decay."""
 
-    Attributes:
-        peak: Learning rate with which the decay would begin at step 0.
-        horizon: Step at which the decay reaches the floor.
-        warmup: Steps of linear warm-up.
-        start: Learning rate at step 0.
-        floor: Learning rate at the horizon and beyond.
-    """
-
-    peak: float
-    horizon: int
-    warmup: int = 0
-    start: float = 0.0
-    floor: float = 0.0
+    peak: float  # learning rate with which the decay would begin at step 0
+    horizon: int  # step at which the decay reaches the floor
+    warmup: int = 0  # steps of linear warm-up
+    start: float = 0.0  # learning rate at step 0
+    floor: float = 0.0  # learning rate at the horizon and beyond
 
     def __call__(self, step: float) -> float:
         """Return the learning rate of the step after `step` completed steps."""
@@ -80,24 +72,17 @@ class WarmupThenSteps:
     This is the schedule of Swin's and DrLoc's detection code: "1x" is 12 epochs with drops after epochs 8 and 11,
     and "3x" is 36 epochs with drops after epochs 27 and 33.
 
-    Attributes:
-        peak: Learning rate after the warm-up.
-        milestones: Numbers of completed steps after which the rate is multiplied by `factor`.
-        warmup: Steps of linear warm-up.
-        start: Learning rate at step 0.
-        factor: Factor at each milestone.
-
     Example:
         >>> schedule = WarmupThenSteps(peak=1e-4, milestones=(8000, 11_000), warmup=500, start=1e-7)
         >>> [f"{schedule(step):.2e}" for step in (0, 100, 500, 7999, 8000, 11_000)]
         ['1.00e-07', '2.01e-05', '1.00e-04', '1.00e-04', '1.00e-05', '1.00e-06']
     """
 
-    peak: float
-    milestones: tuple[int, ...]
-    warmup: int = 0
-    start: float = 0.0
-    factor: float = 0.1
+    peak: float  # learning rate after the warm-up
+    milestones: tuple[int, ...]  # numbers of completed steps after which the rate is multiplied by `factor`
+    warmup: int = 0  # steps of linear warm-up
+    start: float = 0.0  # learning rate at step 0
+    factor: float = 0.1  # factor at each milestone
 
     def __call__(self, step: float) -> float:
         """Return the learning rate of the step after `step` completed steps."""
@@ -114,22 +99,16 @@ class WarmupThenCosine:
     This is the schedule of DINO's and EsViT's code (EsViT, section 4: 10 epochs of warm-up). In `CosineWarmup`, the
     cosine begins at step 0; here, the cosine begins after the warm-up.
 
-    Attributes:
-        peak: Highest learning rate.
-        horizon: Steps of the whole schedule; afterwards the rate stays at the floor.
-        warmup: Steps of linear warm-up; the rate is 0 at the first of these steps and the peak at the last.
-        floor: Learning rate at the end of the cosine.
-
     Example:
         >>> schedule = WarmupThenCosine(peak=2e-3, horizon=140, warmup=21, floor=1e-5)
         >>> [f"{schedule(step):.3e}" for step in (0, 1, 20, 21, 22, 139)]
         ['0.000e+00', '1.000e-04', '2.000e-03', '2.000e-03', '2.000e-03', '1.035e-05']
     """
 
-    peak: float
-    horizon: int
-    warmup: int = 0
-    floor: float = 0.0
+    peak: float  # highest learning rate
+    horizon: int  # steps of the whole schedule; afterwards the rate stays at the floor
+    warmup: int = 0  # steps of linear warm-up; the rate is 0 at the first of these steps and the peak at the last
+    floor: float = 0.0  # learning rate at the end of the cosine
 
     def __call__(self, step: float) -> float:
         """Return the learning rate of the step after `step` completed steps."""
@@ -145,17 +124,13 @@ class LaggingEpochs:
     After epoch n, counted from 0, the rate for the next epoch is set to the schedule's value at the first step of epoch
     n. So the first two epochs have the rate of step 0, and the last epoch does not reach the floor.
 
-    Attributes:
-        schedule: Function that returns the learning rate from the number of completed steps.
-        steps_per_epoch: Optimizer steps per epoch.
-
     Example:
         >>> late = LaggingEpochs(CosineWarmup(peak=1e-3, horizon=3000, warmup=50, start=1e-6), steps_per_epoch=10)
         >>> [f"{late(step):.1e}" for step in (0, 10, 19, 20, 29, 30)]
         ['1.0e-06', '1.0e-06', '1.0e-06', '2.0e-04', '2.0e-04', '4.0e-04']
     """
 
-    schedule: Callable[[float], float]
+    schedule: Callable[[float], float]  # returns the learning rate from the number of completed steps
     steps_per_epoch: int
 
     def __call__(self, step: float) -> float:

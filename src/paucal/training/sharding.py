@@ -28,11 +28,8 @@ from paucal.distributed import broadcast_tensors
 def shard(module: nn.Module, submodules: Iterable[nn.Module], mesh: DeviceMesh) -> None:
     """Shard a module's parameters in place along their first dimension, and move the module to the mesh's device.
 
-    Args:
-        module: Module whose parameters are sharded.
-        submodules: Submodules, not nested, whose weights are gathered one submodule at a time. All other parameters
-            stay gathered during the whole forward and backward pass.
-        mesh: One-dimensional mesh of the processes.
+    The weights of `submodules`, which are not nested, are gathered one submodule at a time. All other parameters stay
+    gathered during the whole forward and backward pass.
     """
     for parameter in module.parameters():  # torch cannot shard weights in channels-last layout
         parameter.data = parameter.data.contiguous()
@@ -80,11 +77,7 @@ def gather_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_unsharded(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load an unsharded state dict into a module that may be sharded.
-
-    Raises:
-        RuntimeError: The state dict belongs to another module.
-    """
+    """Load an unsharded state dict into a module that may be sharded."""
     module_state = module.state_dict()
     module.load_state_dict(
         {name: shard_like(v, module_state[name]) if name in module_state else v for name, v in state.items()}
@@ -103,12 +96,9 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 class UnshardedCopy:
-    """An unsharded copy of a module that will be sharded, for evaluation and saving.
+    """An unsharded copy of a module that will be sharded, for evaluation and saving; in main memory between uses.
 
-    Between uses, the copy stays in main memory.
-
-    Args:
-        source: Function that returns the module; between calls only the module's weights may change.
+    `source` returns the module, of which only the weights may change between calls.
     """
 
     def __init__(self, source: Callable[[], nn.Module]) -> None:

@@ -1,14 +1,17 @@
-"""Stops a run after a signal or at its time limit: the current step is completed and a checkpoint saved."""
+"""Stops a run after a signal or at its time limit, and limits how long a process waits for other processes."""
 
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import FrameType
 from typing import Any
 
+import torch.distributed as dist
 from lightning.pytorch import Callback, Trainer
+from torch.distributed import distributed_c10d
 
 from paucal.signals import stop_signals
 
@@ -18,10 +21,8 @@ POLL_STEPS = 10  # number of steps after which the processes exchange their stop
 class StopSignal(Callback):
     """Turns a signal or the end of the time limit into a request to stop; a second SIGINT interrupts at once.
 
-    Args:
-        deadline: `time.monotonic()` after which to stop; None means no limit.
-        slow_start: Whether the first step takes minutes because code is compiled. A run on one process then stops at
-            the first signal without completing that step, since there is nothing new to save.
+    `deadline` is in `time.monotonic()`. `slow_start` says that the first step takes minutes because code is compiled; a
+    run on one process then stops at the first signal without that step, since there is nothing new to save.
     """
 
     def __init__(self, deadline: float | None = None, slow_start: bool = False) -> None:
@@ -51,12 +52,8 @@ class StopSignal(Callback):
         return self.received or (self.deadline is not None and time.monotonic() >= self.deadline)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Install the signal handlers in place of Lightning's, which would interrupt a step.
-
-        Raises:
-            KeyboardInterrupt: Lightning caught a SIGTERM before the first step.
-        """
-        if trainer.received_sigterm:
+        """Install the signal handlers in place of Lightning's, which would interrupt a step."""
+        if trainer.received_sigterm:  # Lightning caught a SIGTERM before the first step
             raise KeyboardInterrupt
         if threading.current_thread() is not threading.main_thread():
             return  # only the main thread may install handlers
@@ -99,3 +96,31 @@ def interruptible() -> Iterator[None]:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, previous_handler)
         raise KeyboardInterrupt from None
+
+
+class ProcessGroupTimeout(Callback):
+    """Limits the wait for other processes during training.
+
+    After training, torch's default limit applies again, since the first process may then work for a long time while the
+    other processes wait.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.limit = timedelta(seconds=seconds)
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Set the limit."""
+        _set_timeout(self.limit)
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Restore torch's default limit."""
+        if dist.is_initialized():
+            # The default depends on the backend: it is shorter for NCCL.
+            _set_timeout(distributed_c10d._get_default_timeout(dist.get_backend()))
+
+
+def _set_timeout(limit: timedelta) -> None:
+    if dist.is_initialized():
+        # Before torch 2.15, `set_timeout` was a private function with another name.
+        set_timeout = getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_timeout
+        set_timeout(limit)

@@ -16,7 +16,7 @@ from paucal.backbones.empty_models import meta_device
 from paucal.backbones.families.dhvt import checkpoint_filter_fn
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.weights.start import StartWeights, start_from
-from paucal.training.optimizers import undecayed_parameters
+from paucal.training.module import undecayed_parameters
 from paucal.types import UserError
 from vectors import recorded
 

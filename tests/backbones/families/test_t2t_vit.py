@@ -10,7 +10,7 @@ from paucal.backbones import fit_to_image_size
 from paucal.backbones.attention_maps import attention_layers
 from paucal.backbones.families.t2t_vit import checkpoint_filter_fn, sinusoid
 from paucal.backbones.weights.start import StartWeights, start_from
-from paucal.training.optimizers import parameter_groups
+from paucal.training.module import parameter_groups
 
 SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2, "token_dim": 16, "img_size": (32, 48), "num_classes": 5}
 both = pytest.mark.parametrize("kind", ["performer", "transformer"])

@@ -32,21 +32,14 @@ _PR_SET_PDEATHSIG = 1  # Linux's prctl option for the signal that is sent when t
 
 @dataclass(frozen=True)
 class Command:
-    """A paucal command that begins a run, or resumes the run if it has saved a checkpoint.
-
-    Attributes:
-        verb: Name of the command, such as "train".
-        words: All arguments except the name of the command, the run folder and the flags that choose machines.
-        run: Absolute path of the run folder, which must be on a disk that all machines share.
-        folder: Working directory of the command.
-        resumes: Whether the user asked to resume an existing run.
-    """
+    """A paucal command that begins a run, or resumes the run if it has saved a checkpoint."""
 
     verb: str
+    # All arguments except the name of the command, the run folder and the flags that choose machines
     words: tuple[str, ...]
-    run: str
+    run: str  # absolute path of the run folder, which must be on a disk that all machines share
     folder: str
-    resumes: bool = False
+    resumes: bool = False  # whether the user asked to resume an existing run
 
     @property
     def logs(self) -> Path:

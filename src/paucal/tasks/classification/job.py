@@ -26,7 +26,7 @@ from paucal.tasks.classification.images import write_findings
 from paucal.tasks.classification.loaders import draw_eval_images, draw_training_images, train_loader
 from paucal.tasks.classification.optimization import make_optimization
 from paucal.training import Optimization, Outcome, Validation
-from paucal.training.failures import advise_on_memory_errors
+from paucal.training.fit import advise_on_memory_errors
 from paucal.types import UserError
 from paucal.writing import write_atomically
 

@@ -42,7 +42,7 @@ from paucal.tasks.detection.pictures import draw_batch_sheet
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.tasks.detection.views import CopyPaste, make_training_transform
 from paucal.training import CosineWarmup, Optimization, Outcome, Validation
-from paucal.training.failures import advise_on_memory_errors
+from paucal.training.fit import advise_on_memory_errors
 from paucal.training.schedules import WarmupThenSteps
 from paucal.training.trial_step import trial_steps
 from paucal.types import UserError

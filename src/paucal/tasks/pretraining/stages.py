@@ -14,7 +14,7 @@ from paucal.objectives import Objective
 from paucal.runs import RunFolder
 from paucal.runs.weights import load_checkpoint
 from paucal.training import checkpoint_rows
-from paucal.training.optimizers import parameter_groups
+from paucal.training.module import parameter_groups
 from paucal.writing import write_atomically
 
 OBJECTIVE_PREFIX = "objective."  # prefix of parameter names in the checkpoint's state dict

@@ -26,7 +26,7 @@ from paucal.tasks.classification.auto_tune.record import EvaluatedModel
 from paucal.tasks.classification.loaders import make_val_predictor, train_loader, validation_scores
 from paucal.tasks.classification.optimization import make_optimization
 from paucal.training import CosineWarmup, Outcome, Plan, Records, TimePlan, Validation, checkpoint_step, fit
-from paucal.training.failures import advise_on_memory_errors
+from paucal.training.fit import advise_on_memory_errors
 from paucal.types import UserError
 
 TRIALS_FOLDER = "trials"
