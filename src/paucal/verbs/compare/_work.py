@@ -19,7 +19,7 @@ import torch
 from lightning.pytorch import Callback
 
 from paucal.evaluation.protocols.evaluate import PROTOCOLS, Protocol
-from paucal.rules.facts import device_or_best
+from paucal.rules.resolve import device_or_best
 from paucal.runner.console import Console, SilentConsole
 from paucal.runner.life import Stopped, begin, resume
 from paucal.runner.progress import TrainingBar
