@@ -54,7 +54,7 @@ COMMON = ["--seed", "1", "--device", "cpu", "--ledger"]
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
     [
-        *(f"paucal.cli.{verb}" for verb in ("train", "pretrain", "segment", "detect")),
+        *("paucal.cli.training", "paucal.methods.training_settings", "paucal.methods.pretraining_settings"),
         *("paucal.tasks.detection.job", "paucal.tasks.segmentation.job"),
         *("sklearn.datasets", "torch._dynamo", "matplotlib.pyplot"),
     ]

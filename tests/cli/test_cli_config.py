@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.calls import failure
-from paucal.cli.arguments import parse_run_arguments
-from paucal.cli.config import read_config
+from paucal.cli.arguments import read_config
+from paucal.cli.training import parse_run_arguments
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training_settings import TrainSettings
 from paucal.settings.options import flag_words, setting_fields

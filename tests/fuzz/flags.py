@@ -1,7 +1,6 @@
 """The flags of every verb, read from its own parser: a new verb or flag is tried without a word here."""
 
 import argparse
-import importlib
 import types
 import typing
 from collections.abc import Sequence
@@ -9,8 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from paucal.cli.arguments import CommandParser, ParserCaptured, capturing_parsers
-from paucal.cli.main import COMMAND_SUMMARIES
+from paucal.cli.arguments import capture_parser
+from paucal.cli.main import COMMAND_SUMMARIES, load_command
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Flag:
 @cache
 def flags_of(verb: str) -> tuple[Flag, ...]:
     """Return the flags of a verb, without --help and without the hidden --no-... of those that are false at first."""
-    parser = _parser_of(verb)
+    parser = capture_parser(load_command(verb))
     shown = [action for action in parser._actions if not (action.nargs == 0 and action.help == argparse.SUPPRESS)]
     return tuple(_flag(action, parser.hints) for action in shown if action.dest != "help")
 
@@ -41,22 +40,14 @@ def flags_of(verb: str) -> tuple[Flag, ...]:
 @cache
 def spellings_of(verb: str) -> frozenset[str]:
     """Return all spellings of the flags of a verb, such as `-b` and `--batch-size`."""
-    return frozenset(spelling for action in _parser_of(verb)._actions for spelling in action.option_strings)
+    parser = capture_parser(load_command(verb))
+    return frozenset(spelling for action in parser._actions for spelling in action.option_strings)
 
 
 @cache
 def named_flags() -> tuple[tuple[str, Flag], ...]:
     """Return every (verb, flag) with a name."""
     return tuple((verb, flag) for verb in COMMAND_SUMMARIES for flag in flags_of(verb) if flag.name)
-
-
-def _parser_of(verb: str) -> CommandParser:
-    with capturing_parsers():
-        try:
-            importlib.import_module(f"paucal.cli.{verb}").run([])
-        except ParserCaptured as shown:
-            return shown.parser
-    raise AssertionError(f"paucal {verb} has parsed nothing")
 
 
 def _flag(action: Any, hints: dict[str, Any]) -> Flag:

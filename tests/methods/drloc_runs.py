@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from paucal.cli.arguments import parse_run_arguments
+from paucal.cli.training import parse_run_arguments
 from paucal.methods.training import build_objective
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training_settings import TrainSettings

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from paucal.cli.arguments import parse_run_arguments
 from paucal.cli.main import main
+from paucal.cli.training import parse_run_arguments
 from paucal.methods.pretraining import check_used, resolve_pretraining, with_recipe
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.recipes.esvit import RECIPES

@@ -2,16 +2,14 @@
 
 import typing
 from argparse import SUPPRESS, Action, ArgumentParser, BooleanOptionalAction, HelpFormatter, Namespace
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import Field, fields
 from itertools import zip_longest
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from paucal.cli.config import read_config
 from paucal.cli.given_flags import FLAG_ALIASES, note_given_flags
-from paucal.reading import expand_user_path
+from paucal.reading import MAX_CONFIG_BYTES, expand_user_path, parse_yaml, read_decoded
 from paucal.settings.options import (
     default_of,
     earlier_names,
@@ -22,6 +20,7 @@ from paucal.settings.options import (
     setting_fields,
     with_current_names,
 )
+from paucal.settings.origins import is_automatic
 from paucal.settings.values import convert_setting, strip_none
 from paucal.types import UserError
 from paucal.wording import did_you_mean
@@ -38,6 +37,8 @@ TEXT_PLACEHOLDERS = {
     "data_root": "FOLDER",
     "group_by": "RULE",
 }
+# Settings in a run's `config.yaml` that are ignored when the file is given to `--config` to repeat the run.
+_IGNORED_ON_REPEAT = ("output", "overwrite", "time_limit")
 
 
 class HelpWithDefaults(HelpFormatter):
@@ -48,7 +49,9 @@ class HelpWithDefaults(HelpFormatter):
 
     def add_usage(self, usage: Any, actions: Iterable[Action], groups: Any, prefix: Any = None) -> None:
         """Add a usage line without the flags, since there may be a hundred flags."""
-        usages = [_positional_usage(action) for action in actions if not action.option_strings]
+        patterns = {"?": "[{0}]", "*": "[{0} ...]", "+": "{0} [{0} ...]"}
+        positional = [action for action in actions if not action.option_strings]
+        usages = [patterns.get(str(action.nargs), "{0}").format(action.metavar) for action in positional]
         super().add_usage(" ".join(("%(prog)s", *usages, "[--flags]")), [], [], prefix)
 
     def _expand_help(self, action: Action) -> str:
@@ -96,12 +99,7 @@ class CommandParser(ArgumentParser):
         raise UserError(f"{' '.join(message.split())}; see '{self.prog} --help'.")
 
 
-class ParserCaptured(BaseException):
-    """Raised within `capturing_parsers` instead of running a command; carries the command's parser.
-
-    The class derives from BaseException so that no `except Exception` catches it.
-    """
-
+class _ParserCaptured(BaseException):  # no Exception, so that no `except Exception` of a command catches it
     def __init__(self, parser: CommandParser) -> None:
         super().__init__()
         self.parser = parser
@@ -110,19 +108,16 @@ class ParserCaptured(BaseException):
 _is_capturing: ContextVar[bool] = ContextVar("is_capturing", default=False)
 
 
-@contextmanager
-def capturing_parsers() -> Iterator[None]:
-    """Within the block, make every command raise `ParserCaptured` with its parser instead of running."""
+def capture_parser(run: Callable[[Sequence[str]], int]) -> CommandParser:
+    """Return the parser of a command; the command is called, but stops when it parses its arguments."""
     token = _is_capturing.set(True)
     try:
-        yield
+        run([])
+    except _ParserCaptured as captured:
+        return captured.parser
     finally:
         _is_capturing.reset(token)
-
-
-def _positional_usage(action: Action) -> str:
-    patterns = {"?": "[{0}]", "*": "[{0} ...]", "+": "{0} [{0} ...]"}
-    return patterns.get(str(action.nargs), "{0}").format(action.metavar)
+    raise AssertionError("the command did not parse its arguments")
 
 
 def add_settings(parser: CommandParser, settings: type, skip: Sequence[str] = ()) -> None:
@@ -162,57 +157,6 @@ def parse_with_settings(
     return values, build_settings(values, settings_type)
 
 
-class ParsedRun(NamedTuple):
-    """The parsed arguments of a training command.
-
-    Attributes:
-        values: All values.
-        given_origins: Origin ("flag" or "config") of each value that the user gave.
-        given_settings: Settings that the user gave, by name.
-    """
-
-    values: Namespace
-    given_origins: dict[str, str]
-    given_settings: dict[str, Any]
-
-
-def parse_run_arguments(verb: str, description: str, settings: type, argv: Sequence[str]) -> ParsedRun:
-    """Parse a flag for each setting, and the arguments that all training commands have."""
-    parser, fields_by_name = CommandParser(verb, description), {item.name: item for item in fields(settings)}
-    add_data_arguments(parser, fields_by_name["data"].metadata["help"])
-    parser.add_argument(
-        "--resume",
-        nargs="?",
-        const="runs",
-        metavar="RUN",
-        help="resume a stopped run, by default the newest; give DATA if its images have been moved",
-    )
-    parser.hints["print_config"] = bool
-    parser.add_argument("--print-config", action="store_true", help="print all settings with their reasons, and stop")
-    _add_machine_flags(parser)
-    add_settings(parser, settings, skip=["data"])
-    values, given = parse_arguments(parser, argv)
-    if given.pop("subject", None):
-        if given.get("data") == "flag" and values.data != values.subject:
-            raise UserError(f"DATA is {values.subject!r} and --data is {values.data!r}: remove DATA or --data.")
-        values.data, given["data"] = values.subject, "flag"
-    return ParsedRun(values, given, {name: getattr(values, name) for name in given if name in fields_by_name})
-
-
-def _add_machine_flags(parser: CommandParser) -> None:
-    clusters, scripts = typing.Literal["slurm", "ray"], typing.Literal["slurm", "kuberay"]
-    parser.hints |= {"on": clusters, "slurm": list[str], "print_script": scripts}
-    # If these flags were allowed in a config, the command that runs on the cluster would start another job.
-    parser.flag_only_names |= {"on", "slurm", "print_script"}
-    group = parser.add_argument_group("elsewhere")
-    text = "run as a SLURM job or on a Ray cluster; resumed automatically when machines are lost"
-    group.add_argument("--on", metavar=_format_choices(clusters), help=text)
-    text = "options of the SLURM job by submitit's names, such as slurm_partition=gpu timeout_min=600"
-    group.add_argument("--slurm", nargs="+", metavar="NAME=VALUE", help=text)
-    text = "print a script for a run on a cluster, and stop"
-    group.add_argument("--print-script", metavar=_format_choices(scripts), help=text)
-
-
 def add_data_arguments(parser: CommandParser, data_help: str) -> None:
     """Add `--config`, and DATA as a positional argument and as a flag."""
     parser.hints |= {"data": str, "resume": str, "config": str}
@@ -233,7 +177,7 @@ def _add_flag(group: Any, item: Field, hint: Any, chosen: bool) -> Any:
             return group.add_argument(*flags, action=BooleanOptionalAction, **keywords)
         group.add_argument(flag(f"no_{item.name}"), action="store_false", dest=item.name, help=SUPPRESS)
         return group.add_argument(*flags, action="store_true", **keywords)
-    choices = _format_choices(inner)
+    choices = format_choices(inner)
     if typing.get_origin(inner) is list:
         keywords["nargs"], inner, choices = "+", typing.get_args(inner)[0], None
     placeholder = TEXT_PLACEHOLDERS.get(item.name) or item.name.rsplit("_", 1)[-1].upper()
@@ -241,7 +185,8 @@ def _add_flag(group: Any, item: Field, hint: Any, chosen: bool) -> Any:
     return group.add_argument(*flags, metavar=metavar, **keywords)
 
 
-def _format_choices(hint: Any) -> str | None:
+def format_choices(hint: Any) -> str | None:
+    """Return the valid values of a Literal type, or of a union with one, as "{a,b}"; None if any value is valid."""
     members = [hint, *typing.get_args(hint)] if typing.get_origin(hint) is not typing.Literal else [hint]
     choices = [w for m in members if typing.get_origin(m) is typing.Literal for w in typing.get_args(m)]
     choices += [NUMBER_PLACEHOLDERS[kind] for kind in (int, float) if choices and kind in members]
@@ -255,7 +200,7 @@ def parse_arguments(parser: CommandParser, argv: Sequence[str]) -> tuple[Namespa
         All values, and the origin ("flag" or "config") of each value that the user gave.
     """
     if _is_capturing.get():
-        raise ParserCaptured(parser)
+        raise _ParserCaptured(parser)
     arguments = [_dashes_for_underscores(text) for text in argv]
     config = _read_configs(parser, arguments)
     # `_MISSING` marks arguments that were not given, since a given value may be equal to the default.
@@ -307,6 +252,54 @@ def _read_configs(parser: CommandParser, arguments: Sequence[str]) -> dict[str, 
         if name == "--config" and "config" in parser.hints:
             config |= read_config(value if equals else next_argument, hints, parser.verb)
     return config
+
+
+def read_config(name: str, hints: Mapping[str, Any], verb: str) -> dict[str, Any]:
+    """Return the settings in a config file, converted to their types.
+
+    Settings without a value are left out. If the file is the `config.yaml` of a run, settings for which the run itself
+    chose None stay None.
+
+    Args:
+        name: Path of the file.
+        hints: Type hint of each valid setting, by name.
+        verb: Name of the command, for messages.
+    """
+    settings = {}
+    content, chosen_by_run = _read_settings(name)
+    for key, value in content.items():
+        setting = str(key).replace("-", "_")
+        if setting not in hints:
+            suggestion = did_you_mean(setting, hints)
+            raise UserError(f"unknown key {str(key)!r} in the config{suggestion}; see 'paucal {verb} --help'.")
+        if value is not None:
+            settings[setting] = convert_setting(setting, value, hints[setting], verb, parse_text=True)
+        elif key in chosen_by_run:
+            settings[setting] = None
+    return settings
+
+
+def _read_settings(name: str) -> tuple[dict[Any, Any], set[Any]]:
+    """Return the settings in a config file and, for the `config.yaml` of a run, the names of settings the run chose.
+
+    In the `config.yaml` of a run, the settings are below the key "settings".
+    """
+    path = expand_user_path(name, "--config")
+    try:
+        content = parse_yaml(read_decoded(path, MAX_CONFIG_BYTES).text, as_text=True)
+    except FileNotFoundError:
+        raise UserError(f"--config: the file {name!r} does not exist; check the path.") from None
+    except ValueError as problem:
+        raise UserError(f"--config: {name!r} cannot be read ({problem}); correct the file.") from None
+    if not content or not isinstance(content, dict):
+        raise UserError(f"--config: {name!r} contains no settings; expected lines such as 'epochs: 30'.")
+    if not isinstance(content.get("settings"), dict) or not isinstance(content.get("origin"), dict):
+        return content, set()
+    settings = {key: value for key, value in content["settings"].items() if key not in _IGNORED_ON_REPEAT}
+    # A run without `init` started from random weights. A repetition of the run must not choose pretrained weights.
+    if content.get("verb", "train") in ("train", "segment", "detect") and settings.get("init") is None:
+        settings["init"] = "none"
+    return settings, {key for key, origin in content["origin"].items() if is_automatic(str(origin))}
 
 
 def _dashes_for_underscores(argument: str) -> str:

@@ -1,14 +1,13 @@
 """`paucal completion`: print a script for shell completion of commands, flags and values."""
 
 import argparse
-import importlib
 import os
 import sys
 import typing
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from paucal.cli.arguments import CommandParser, HelpWithDefaults, ParserCaptured, capturing_parsers, parse_arguments
+from paucal.cli.arguments import CommandParser, HelpWithDefaults, capture_parser, parse_arguments
 from paucal.cli.recipes import recipes_by_command
 from paucal.methods.names import EXTRA_LOSSES, PRETRAINING_METHODS, TRAINING_METHODS
 from paucal.models.table import model_names
@@ -58,7 +57,7 @@ def build_completion_parser() -> argparse.ArgumentParser:
 
     A value with a fixed set of choices is completed to one of the choices, any other text to a file name.
     """
-    from paucal.cli.main import COMMAND_SUMMARIES
+    from paucal.cli.main import COMMAND_SUMMARIES, load_command
 
     models, recipes = tuple(model_names()), recipes_by_command()
     main_parser = argparse.ArgumentParser("paucal", allow_abbrev=False)
@@ -72,19 +71,10 @@ def build_completion_parser() -> argparse.ArgumentParser:
             RECIPE_ARGUMENT: tuple(recipes.get(verb, ())),
             **_CHOICES_BY_VERB.get(verb, {}),
         }
-        parser = _capture_parser(verb)
+        parser = capture_parser(load_command(verb))
         for action in parser._actions:
             _copy_argument(verb_parser, action, parser.hints.get(action.dest), choices_by_name)
     return main_parser
-
-
-def _capture_parser(verb: str) -> CommandParser:
-    with capturing_parsers():
-        try:
-            importlib.import_module(f"paucal.cli.{verb}").run([])
-        except ParserCaptured as captured:
-            return captured.parser
-    raise AssertionError(f"paucal {verb} did not parse its arguments")
 
 
 def _copy_argument(

@@ -4,8 +4,9 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from importlib.metadata import version
 
 from rich.markup import escape
@@ -60,6 +61,7 @@ SUMMARIES_BY_PURPOSE = {  # what each command does, by purpose and name
 COMMAND_SUMMARIES = {
     verb: summary for summaries in SUMMARIES_BY_PURPOSE.values() for verb, summary in summaries.items()
 }
+TRAINING_VERBS = ("train", "pretrain", "segment", "detect")  # commands of the module `training`
 _DEFAULT_ADVICE = "free some space or check the permissions"
 _ADVICE_BY_ERRNO = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
@@ -135,11 +137,17 @@ def _dispatch(arguments: list[str]) -> int:
             f"unknown command {verb!r}{did_you_mean(verb, COMMAND_SUMMARIES)}; "
             f"expected one of {', '.join(COMMAND_SUMMARIES)}."
         )
-    # Only this command's module is imported, since some other modules import torch, which is slow.
-    module = importlib.import_module(f"paucal.cli.{verb}")
+    run = load_command(verb)
     # A server is mostly idle and should then return its freed memory to the system.
     with given_flags_in_errors(), nullcontext() if verb == "serve" else keep_freed_memory():
-        return module.run(arguments[1:])
+        return run(arguments[1:])
+
+
+def load_command(verb: str) -> Callable[[Sequence[str]], int]:
+    """Import and return the function that runs a command; other commands' modules may import torch, which is slow."""
+    if verb in TRAINING_VERBS:
+        return partial(importlib.import_module("paucal.cli.training").run, verb)
+    return importlib.import_module(f"paucal.cli.{verb}").run
 
 
 def _describe_os_error(problem: OSError) -> str:
