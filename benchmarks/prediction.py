@@ -29,8 +29,8 @@ from paucal.data.sources.opening import open_images
 from paucal.export.onnx_model import read_onnx
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.runner.console import SilentConsole
-from paucal.verbs.predict.files import predict_to_files
 from paucal.verbs.predict.settings import OutputSettings, PredictSettings
+from paucal.verbs.predict.writing import predict_to_files
 
 
 def write_files(data: str, folder: Path, count: int) -> list[Path]:

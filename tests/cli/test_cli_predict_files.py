@@ -19,7 +19,7 @@ from paucal.models import precision
 from paucal.models.trained import TrainedModel, load_trained, save_trained
 from paucal.runner.sheets import MAX_COLUMNS
 from paucal.runs import RunFolder
-from paucal.verbs.predict import files, launch
+from paucal.verbs.predict import launch, writing
 from paucal.verbs.predict.writing import TILE_SIDE
 
 
@@ -234,12 +234,12 @@ def test_unfinished_answers__go_on_in_their_own_precision(trained, many, tmp_pat
             else real(model, asked, pictures, console)
         )
 
-    about = files._prediction_facts
+    about = writing._prediction_facts
     with monkeypatch.context() as patch:
         patch.setattr(launch, "choose_precision_for_images", measured)
         if older:
             patch.setattr(
-                files, "_prediction_facts", lambda *a: {k: v for k, v in about(*a).items() if k != "--precision"}
+                writing, "_prediction_facts", lambda *a: {k: v for k, v in about(*a).items() if k != "--precision"}
             )
         interrupted_after(patch, 2)
         assert call(*words) == 130

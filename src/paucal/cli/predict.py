@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
     elif task == REGRESSION:
         _write_table(values, settings, outputs, console, is_detector=False)
     else:
-        from paucal.verbs.predict.files import predict_to_files
+        from paucal.verbs.predict.writing import predict_to_files
 
         _refuse_flags(given, ["pictures"], "--{} draws detections, but this model is a classifier")
         for text in predict_to_files(values.run, values.paths, settings, outputs, console):

@@ -19,8 +19,8 @@ from paucal.cli.main import main
 from paucal.data.decode import DecodeOptions
 from paucal.models.tasks import DETECTION
 from paucal.runner.console import SilentConsole
-from paucal.verbs.predict import annotating, moving, video
-from paucal.verbs.predict.prediction_table import PredictionTable
+from paucal.verbs.predict import moving, video
+from paucal.verbs.predict.journal import PredictionTable
 from paucal.verbs.predict.settings import OutputSettings, PredictSettings
 from paucal.verbs.predict.video import VideoLedger, read_frames
 from processes import exit_codes
@@ -225,7 +225,7 @@ def test_annotated_copy__has_every_frame(minute, run, tmp_path, monkeypatch):
     ],
 )
 def test_annotated_copy__shows_what_the_model_answers(row, text):
-    assert annotating._describe_prediction(row) == text
+    assert moving._describe_prediction(row) == text
 
 
 def test_annotated_copy__without_a_folder_is_refused_before_the_video_is_read(minute, run, tmp_path, capsys):
@@ -248,16 +248,16 @@ def test_detector__gives_boxes_of_watched_pictures_in_their_own_pixels(tmp_path,
     monkeypatch.setattr(moving, "task_of", lambda _: DETECTION)
     monkeypatch.setattr(moving, "load_detector", lambda *_: (None, card, "cpu"))
     numbered(0).resize((960, 480)).save(tmp_path / "large.png")
-    monkeypatch.setattr(moving, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(video, "POLL_SECONDS", 0.05)
     answerer = moving.FramePredictor("run", PredictSettings(), OutputSettings(), SilentConsole())
-    frames = moving.watch_images(tmp_path, set(), None, answerer.reading, SilentConsole())
+    frames = video.watch_images(tmp_path, set(), None, answerer.reading, SilentConsole())
     assert next(frame for frame in frames if frame is not None).image.size == (960, 480)
 
 
 def test_watch__answers_each_picture_once_when_it_is_whole(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(moving, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(moving, "MAX_UNREADABLE_SECONDS", 0.3)
+    monkeypatch.setattr(video, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(video, "MAX_UNREADABLE_SECONDS", 0.3)
     folder = tmp_path / "new"
     folder.mkdir()
     for number in range(3):
@@ -277,11 +277,11 @@ def test_watch__answers_each_picture_once_when_it_is_whole(run, tmp_path, monkey
 
 
 def test_watch__waits_for_a_picture_that_grows(tmp_path, monkeypatch):
-    monkeypatch.setattr(moving, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(video, "POLL_SECONDS", 0.05)
     numbered(5).save(tmp_path / "whole.png")
     content, growing = (tmp_path / "whole.png").read_bytes(), tmp_path / "growing.png"
     growing.write_bytes(content[:50])
-    source = moving.watch_images(tmp_path, {str(tmp_path / "whole.png")}, None, DecodeOptions(None), SilentConsole())
+    source = video.watch_images(tmp_path, {str(tmp_path / "whole.png")}, None, DecodeOptions(None), SilentConsole())
     assert [next(source) for _ in range(4)] == [None] * 4  # unchanged for a while, but not yet a picture
     growing.write_bytes(content)
     os.utime(growing, (time.time(), time.time()))

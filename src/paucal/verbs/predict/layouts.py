@@ -1,9 +1,8 @@
 """`paucal predict --to`: write predictions as labels, with copies of the images, in a layout of `paucal convert`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,18 +34,10 @@ from paucal.verbs.convert.content import (
 )
 from paucal.verbs.convert.launch import Converted, report_conversion, write_set
 from paucal.verbs.convert.writing import LAYOUTS
-from paucal.verbs.predict.detection import detect_objects
+from paucal.verbs.predict.answers import Prediction
+from paucal.verbs.predict.detection import Objects, detect_objects
 from paucal.verbs.predict.launch import predict
 from paucal.verbs.predict.settings import OutputSettings, PredictSettings
-
-KIND_NOUNS: dict[Kind, str] = {"detect": "boxes", "segment": "masks", "train": "classes of images"}
-
-
-class _PredictionInput(NamedTuple):
-    source: str  # run folder or exported file
-    paths: Sequence[str]  # files, folders and patterns that the user gave
-    images: ImageSet  # the images of all paths
-    names: Sequence[str]  # path of each image
 
 
 def predict_as_labels(
@@ -58,12 +49,12 @@ def predict_as_labels(
     task = task_of_model(source)
     if task == REGRESSION:
         raise UserError("this model predicts target values, which --to does not support: remove --to to get a table.")
-    kind = _KIND_OF_TASK.get(task, "train")
+    kind: Kind = "detect" if task == DETECTION else "segment" if task == SEGMENTATION else "train"
     if kind not in LAYOUTS[outputs.to].kinds:
         supported = ", ".join(name for name, layout in LAYOUTS.items() if kind in layout.kinds)
+        nouns = {"detect": "boxes", "segment": "masks", "train": "classes of images"}[kind]
         raise UserError(
-            f"this model predicts {KIND_NOUNS[kind]}, which --to {outputs.to} does not support: give one of "
-            f"{supported}."
+            f"this model predicts {nouns}, which --to {outputs.to} does not support: give one of {supported}."
         )
     target = check_new_folder(outputs.output, {})
     for path in paths:
@@ -75,21 +66,27 @@ def predict_as_labels(
     images = replace(
         images, classes=(), labels=np.full(len(images), -1), multi_hot=None, declared_splits=[""] * len(images)
     )
-    content = _PREDICTORS[kind](_PredictionInput(source, paths, images, names), settings, console)
+    if kind == "detect":
+        content = _label_boxes(source, images, names, detect_objects(source, list(paths), settings, console))
+    elif kind == "segment":
+        content = _predict_masks(source, images, settings, console)
+    else:
+        values = {name: value for name, value in vars(settings).items() if value is not None}
+        content = _label_classes(images, names, predict(source, list(paths), **values))
     content = with_file_names(replace(content, model=Path(source).resolve().name))
     write_set(content, LAYOUTS[outputs.to], target, console)
     return report_conversion(content, outputs.to, target, console)
 
 
-def _predict_boxes(request: _PredictionInput, settings: PredictSettings, console: Console) -> LabelledSet:
-    card = read_card(open_model_folder(expand_user_path(request.source, "RUN")), DetectorCard)
-    rows = {row.path: row for row in detect_objects(request.source, list(request.paths), settings, console)}
+def _label_boxes(source: str, images: ImageSet, names: Sequence[str], objects: Iterable[Objects]) -> LabelledSet:
+    card = read_card(open_model_folder(expand_user_path(source, "RUN")), DetectorCard)
+    rows = {row.path: row for row in objects}
     items = [
-        item_of_detections(index, row.size, row.found, card.classes)
-        for index, name in enumerate(request.names)
-        if (row := rows.get(name)) is not None
+        item_of_detections(index, rows[name].size, rows[name].found, card.classes)
+        for index, name in enumerate(names)
+        if name in rows
     ]
-    return LabelledSet("detect", request.images, tuple(items), dict(zip(card.classes, card.category_ids, strict=True)))
+    return LabelledSet("detect", images, tuple(items), dict(zip(card.classes, card.category_ids, strict=True)))
 
 
 def item_of_detections(
@@ -109,10 +106,10 @@ def item_of_detections(
     return LabelledImage(index, "", "", size, objects, score=float(detections.scores.mean()) if objects else None)
 
 
-def _predict_masks(request: _PredictionInput, settings: PredictSettings, console: Console) -> LabelledSet:
+def _predict_masks(source: str, images: ImageSet, settings: PredictSettings, console: Console) -> LabelledSet:
     check_factors("scales", settings.scales)
-    model = load_segmenter(request.source, settings.device)
-    pictures = InputImages([request.images], model.decode_options)
+    model = load_segmenter(source, settings.device)
+    pictures = InputImages([images], model.decode_options)
     items = [
         LabelledImage(index, "", "", (picture.height, picture.width))
         for index in range(len(pictures))
@@ -122,16 +119,15 @@ def _predict_masks(request: _PredictionInput, settings: PredictSettings, console
     def mask(index: int) -> NDArray[np.uint8]:
         return model.mask(pictures.read(index), settings.test_scales, settings.mirror)
 
-    return LabelledSet("segment", request.images, tuple(items), number_classes(model.classes), mask)
+    return LabelledSet("segment", images, tuple(items), number_classes(model.classes), mask)
 
 
-def _predict_classes(request: _PredictionInput, settings: PredictSettings, console: Console) -> LabelledSet:
-    values, images = {name: value for name, value in vars(settings).items() if value is not None}, request.images
-    rows = {row.path: row for row in predict(request.source, list(request.paths), **values)}
+def _label_classes(images: ImageSet, names: Sequence[str], predictions: Iterable[Prediction]) -> LabelledSet:
+    rows = {row.path: row for row in predictions}
     classes = next(iter(rows.values())).classes if rows else ()
     items = [
         LabelledImage(index, "", "", labels=tuple(rows[name].labels), score=rows[name].confidence)
-        for index, name in enumerate(request.names)
+        for index, name in enumerate(names)
         if name in rows
     ]
     if any(row.thresholds is not None for row in rows.values()):
@@ -140,11 +136,3 @@ def _predict_classes(request: _PredictionInput, settings: PredictSettings, conso
             multi_hot[item.index, [classes.index(label) for label in item.labels]] = 1
         images = replace(images, classes=classes, multi_hot=multi_hot)
     return LabelledSet("train", images, tuple(items), number_classes(classes))
-
-
-_KIND_OF_TASK: dict[str, Kind] = {DETECTION: "detect", SEGMENTATION: "segment"}
-_PREDICTORS: dict[Kind, Callable[[_PredictionInput, PredictSettings, Console], LabelledSet]] = {
-    "detect": _predict_boxes,
-    "segment": _predict_masks,
-    "train": _predict_classes,
-}

@@ -1,17 +1,17 @@
 """`paucal predict` for videos, cameras and watched folders."""
 
-import os
+import csv
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageDraw
 
-from paucal.data.decode import DecodeOptions, UnreadableImage
 from paucal.data.loader import inference_batch_size
-from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.export.reading import load_model, model_digest
 from paucal.models.precision import EXPLICIT_CHOICES
 from paucal.models.regression import RegressionCard
@@ -19,29 +19,39 @@ from paucal.models.tasks import DETECTION, SEGMENTATION, task_of
 from paucal.models.trained import TrainedModel
 from paucal.reading import expand_user_path
 from paucal.runner.console import Console
-from paucal.runner.input_images import InputImages, open_sources
 from paucal.runner.run_time import precise_duration
 from paucal.runner.time_budget import parse_duration
 from paucal.runs.writable import check_file_writable
 from paucal.settings.options import check_ranges
+from paucal.tasks.detection.detections import EDGES
 from paucal.tasks.detection.model import load_detector
 from paucal.types import UserError
-from paucal.verbs.predict.annotating import annotate_video
 from paucal.verbs.predict.answers import Prediction, csv_cells, csv_header
 from paucal.verbs.predict.detection import HEADER, detect_image, object_table_rows, refuse_classifier_settings
-from paucal.verbs.predict.prediction_table import PredictionTable
+from paucal.verbs.predict.journal import PredictionTable
 from paucal.verbs.predict.regression import COLUMNS, regression_cells, regression_rows
 from paucal.verbs.predict.settings import MovingSettings, OutputSettings, PredictSettings
-from paucal.verbs.predict.video import VideoFrame, VideoLedger, is_live, is_video_source, read_frames, read_live
+from paucal.verbs.predict.video import (
+    VideoFrame,
+    VideoLedger,
+    decode_frames,
+    is_live,
+    is_video_source,
+    open_video,
+    read_frames,
+    read_live,
+    require_av,
+    upright_frame,
+    watch_images,
+)
+from paucal.verbs.predict.writing import NO_CLASS
 from paucal.wording import counted
 
 EVERY_FRAME = "frame"  # value of --every that selects each frame
 TIMED_BATCH_SIZES = (1, 4, 16, 64)  # numbers of images per forward pass among which the fastest is chosen
 MIN_RELATIVE_SPEED = 0.95  # minimum speed of the chosen batch size, as a fraction of the highest speed
+MIN_FONT_SIZE = 12  # in pixels
 Rows = Sequence[Sequence[object]]
-POLL_SECONDS = 1.0  # time between two checks of a watched folder
-MAX_UNREADABLE_SECONDS = 10.0  # an unreadable image file is skipped when it has not changed for this many seconds
-_Stamp = tuple[int, int]  # file size in bytes, modification time in nanoseconds
 
 
 class FramePredictor:
@@ -252,61 +262,64 @@ def _batches(frames: Iterable[VideoFrame | None], size: int) -> Iterator[list[Vi
         yield batch
 
 
-def watch_images(
-    folder: Path, known_paths: set[str], max_idle: float | None, reading: DecodeOptions, console: Console
-) -> Iterator[VideoFrame | None]:
-    """Yield new images in a folder and its subfolders, oldest first; after each check of the folder, yield None.
+def annotate_video(source: str, table: Path, output: Path, console: Console) -> None:
+    """Write an .mp4 copy of a video; each frame shows the latest prediction in the CSV file `table`.
 
-    The paths of the images are added to `known_paths`. An image file counts as complete when its size and modification
-    time have not changed between two checks and the image can be decoded. If a file stays unreadable, its frame has no
-    image. Watching ends after `max_idle` seconds without a new image; never if `max_idle` is None.
+    The file is written under a temporary name and renamed when it is complete.
     """
-    if not folder.is_dir():
-        raise UserError(f"--watch: there is no folder {str(folder)!r}: create it, or give another folder.")
-    previous_stamps, last_time = dict[str, _Stamp](), time.monotonic()
-    while True:
-        stamps = _picture_stamps(folder, known_paths)
-        complete = [path for path, stamp in stamps.items() if previous_stamps.get(path) == stamp]
-        for path in sorted(complete, key=lambda path: (stamps[path][1], path)):
-            given_up = time.time() - stamps[path][1] / 1e9 > MAX_UNREADABLE_SECONDS
-            if (frame := _read_picture(path, reading, console, given_up)) is not None:
-                known_paths.add(path)
-                last_time = time.monotonic()
-                yield frame
-        previous_stamps = stamps
-        yield None
-        if max_idle is not None and time.monotonic() - last_time >= max_idle and not set(stamps) - known_paths:
-            return
-        time.sleep(POLL_SECONDS)
-
-
-def _picture_stamps(folder: Path, known_paths: set[str]) -> dict[str, _Stamp]:
-    """Return the file sizes and modification times of the image files that are not in `known_paths`, by path.
-
-    Hidden files are left out, since some programs write to a hidden file and rename the file when it is complete.
-    """
-    stamps = {}
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            path = os.path.join(parent, name)
-            if path in known_paths or name.startswith(".") or not name.lower().endswith(IMAGE_SUFFIXES):
-                continue
-            try:
-                status = os.stat(path)
-            except OSError:  # the file was just removed or renamed
-                continue
-            stamps[path] = (status.st_size, status.st_mtime_ns)
-    return stamps
-
-
-def _read_picture(path: str, reading: DecodeOptions, console: Console, given_up: bool) -> VideoFrame | None:
-    """Return an image file as a frame; if it is unreadable, return None or, if `given_up`, a frame without image."""
-    picture: Image.Image | None = None
+    av = require_av()
+    codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
+    temporary = output.with_name(f".{output.stem}.tmp{output.suffix}")
+    numbered_rows = _frame_rows(source, table)
+    shown_rows, following, ledger = [], next(numbered_rows, None), VideoLedger()
     try:
-        picture = InputImages(open_sources([path], console, reading), reading).read(0)
-        picture.load()
-    except (UnreadableImage, UserError, OSError) as problem:
-        if not given_up:
-            return None
-        console.say(f"no prediction for an unreadable image: {problem}")
-    return VideoFrame(path, None, datetime.now().isoformat(timespec="milliseconds"), picture)
+        with open_video(source) as container, av.open(str(temporary), "w") as copy:
+            stream: Any = None
+            for _, frame in decode_frames(container, ledger):
+                while following is not None and following[0] <= ledger.frames - 1:
+                    shown_rows, following = following[1], next(numbered_rows, None)
+                picture = _draw_rows(upright_frame(frame), shown_rows)
+                width, height = (side - side % 2 for side in picture.size)
+                if stream is None:
+                    stream = copy.add_stream(codec, rate=container.streams.video[0].average_rate or 25)
+                    stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+                    stream.codec_context.time_base = frame.time_base
+                new_frame = av.VideoFrame.from_image(picture.crop((0, 0, width, height)))
+                new_frame.pts, new_frame.time_base = frame.pts, frame.time_base
+                copy.mux(stream.encode(new_frame))
+            if stream is not None:
+                copy.mux(stream.encode())
+        temporary.replace(output)
+    finally:
+        temporary.unlink(missing_ok=True)
+    console.say(f"wrote {output}: {counted(ledger.frames, 'frame')} with the latest prediction drawn on each")
+
+
+def _frame_rows(source: str, table: Path) -> Iterator[tuple[int, list[dict[str, str]]]]:
+    with table.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        rows = (row for row in csv.DictReader(file) if row["path"] == source)
+        for number, group in groupby(rows, key=lambda row: int(row["frame"])):
+            yield number, list(group)
+
+
+def _describe_prediction(row: dict[str, str]) -> str:
+    if "labels" in row:
+        return row["labels"] or NO_CLASS
+    if "low" in row:
+        value, low, high = (float(row[name]) for name in ("predicted", "low", "high"))
+        return f"{value:.4g}" + (f" ({low:.4g} to {high:.4g})" if math.isfinite(high - low) else "")
+    return f"{row['predicted']} {float(row['confidence'] or 0):.0%}"
+
+
+def _draw_rows(picture: Image.Image, rows: Sequence[dict[str, str]]) -> Image.Image:
+    draw, size = ImageDraw.Draw(picture), max(MIN_FONT_SIZE, picture.height // 20)
+    line_width = max(1, picture.height // 240)
+    for row in rows:
+        if row.get("class"):
+            left, top, right, bottom = (float(row[name]) for name in EDGES)
+            draw.rectangle((left, top, right, bottom), outline="red", width=line_width)
+            draw.text((left + 2, top + 2), f"{row['class']} {float(row['score']):.0%}", fill="red", font_size=size)
+        elif "predicted" in row or "labels" in row:
+            draw.rectangle((0, 0, picture.width, size + 6), fill="black")
+            draw.text((4, 2), _describe_prediction(row), fill="white", font_size=size)
+    return picture

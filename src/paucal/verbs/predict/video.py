@@ -1,7 +1,8 @@
-"""Read frames of video files and cameras one at a time, so that memory use does not depend on their length."""
+"""Read frames of videos, cameras and watched folders one at a time, so that memory use stays small."""
 
 import importlib
 import math
+import os
 import platform
 import time
 from collections.abc import Iterator
@@ -13,7 +14,11 @@ from typing import Any
 
 from PIL import Image
 
+from paucal.data.decode import DecodeOptions, UnreadableImage
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.reading import require_regular
+from paucal.runner.console import Console
+from paucal.runner.input_images import InputImages, open_sources
 from paucal.types import UserError
 
 _VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".ts", ".wmv", ".3gp")
@@ -21,6 +26,8 @@ _CAMERA_PREFIX, _STREAM_PREFIXES = "camera:", ("rtsp://", "rtsps://")
 # Pattern of a camera's location and its input format in FFmpeg, by operating system.
 _CAMERA_INPUTS = {"Linux": ("/dev/video{}", "v4l2"), "Darwin": ("{}", "avfoundation"), "Windows": ("video={}", "dshow")}
 _TIME_TOLERANCE = 1e-6  # largest rounding error of a timestamp, in seconds
+POLL_SECONDS = 1.0  # time between two checks of a watched folder
+MAX_UNREADABLE_SECONDS = 10.0  # an unreadable image file is skipped when it has not changed for this many seconds
 MAX_MISSING_SECONDS = 1.0  # a video that is shorter than its metadata state by more than this is incomplete
 
 
@@ -162,6 +169,66 @@ def read_live(source: str, every: float) -> Iterator[VideoFrame]:
                 yield VideoFrame(
                     source, number, datetime.now().isoformat(timespec="milliseconds"), upright_frame(frame)
                 )
+
+
+def watch_images(
+    folder: Path, known_paths: set[str], max_idle: float | None, reading: DecodeOptions, console: Console
+) -> Iterator[VideoFrame | None]:
+    """Yield new images in a folder and its subfolders, oldest first; after each check of the folder, yield None.
+
+    The paths of the images are added to `known_paths`. An image file counts as complete when its size and modification
+    time have not changed between two checks and the image can be decoded. If a file stays unreadable, its frame has no
+    image. Watching ends after `max_idle` seconds without a new image; never if `max_idle` is None.
+    """
+    if not folder.is_dir():
+        raise UserError(f"--watch: there is no folder {str(folder)!r}: create it, or give another folder.")
+    previous_stamps, last_time = dict[str, tuple[int, int]](), time.monotonic()
+    while True:
+        stamps = _picture_stamps(folder, known_paths)
+        complete = [path for path, stamp in stamps.items() if previous_stamps.get(path) == stamp]
+        for path in sorted(complete, key=lambda path: (stamps[path][1], path)):
+            given_up = time.time() - stamps[path][1] / 1e9 > MAX_UNREADABLE_SECONDS
+            if (frame := _read_picture(path, reading, console, given_up)) is not None:
+                known_paths.add(path)
+                last_time = time.monotonic()
+                yield frame
+        previous_stamps = stamps
+        yield None
+        if max_idle is not None and time.monotonic() - last_time >= max_idle and not set(stamps) - known_paths:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _picture_stamps(folder: Path, known_paths: set[str]) -> dict[str, tuple[int, int]]:
+    """Return the file sizes and modification times of the image files that are not in `known_paths`, by path.
+
+    Hidden files are left out, since some programs write to a hidden file and rename the file when it is complete.
+    """
+    stamps = {}
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)
+            if path in known_paths or name.startswith(".") or not name.lower().endswith(IMAGE_SUFFIXES):
+                continue
+            try:
+                status = os.stat(path)
+            except OSError:  # the file was just removed or renamed
+                continue
+            stamps[path] = (status.st_size, status.st_mtime_ns)
+    return stamps
+
+
+def _read_picture(path: str, reading: DecodeOptions, console: Console, given_up: bool) -> VideoFrame | None:
+    """Return an image file as a frame; if it is unreadable, return None or, if `given_up`, a frame without image."""
+    picture: Image.Image | None = None
+    try:
+        picture = InputImages(open_sources([path], console, reading), reading).read(0)
+        picture.load()
+    except (UnreadableImage, UserError, OSError) as problem:
+        if not given_up:
+            return None
+        console.say(f"no prediction for an unreadable image: {problem}")
+    return VideoFrame(path, None, datetime.now().isoformat(timespec="milliseconds"), picture)
 
 
 def upright_frame(frame: Any) -> Image.Image:

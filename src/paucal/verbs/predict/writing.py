@@ -1,10 +1,12 @@
-"""Output files of `paucal predict` with a classifier: predictions, features and a contact sheet."""
+"""`paucal predict` with a classifier: write predictions, features and a contact sheet, and resume interrupted calls."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -13,18 +15,23 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image, ImageFont
 
+from paucal.export.reading import load_model, model_digest
 from paucal.models.card import ModelCard
+from paucal.models.trained import TrainedModel
 from paucal.reading import expand_user_path
 from paucal.runner.console import Console
 from paucal.runner.input_images import InputImages
 from paucal.runner.outputs import check_new_file
+from paucal.runner.run_time import precise_duration
 from paucal.runner.sheets import MAX_COLUMNS, MAX_ROWS, SheetStyle, draw_sheet
 from paucal.runner.tables import TableFormat, resolve_table
 from paucal.runs.writable import check_file_writable
 from paucal.types import UserError
-from paucal.verbs.predict.answers import OutputBatch, csv_lines, json_lines
-from paucal.verbs.predict.settings import OutputSettings
-from paucal.wording import escape_controls, percent, shorten
+from paucal.verbs.predict.answers import OutputBatch, csv_lines, json_lines, predict_batches
+from paucal.verbs.predict.journal import JOURNAL_SUFFIX, PRECISION, Journal, stored_precision
+from paucal.verbs.predict.launch import open_pictures
+from paucal.verbs.predict.settings import OutputSettings, PredictSettings
+from paucal.wording import counted, escape_controls, percent, shorten
 from paucal.writing import write_atomically
 
 # Function that returns a new iterator over all blocks, which are in memory or on disk.
@@ -48,10 +55,98 @@ class Targets:
     features: Path | None
     sheet: Path | None
 
-    @property
-    def first(self) -> Path | None:
-        """Path beside which unfinished predictions are stored; None without --output and --features."""
-        return self.output or self.features
+
+def predict_to_files(
+    source: str, paths: Sequence[str], settings: PredictSettings, outputs: OutputSettings, console: Console
+) -> Iterator[str]:
+    """Classify images and write the requested files; a backbone without a classifier can only write features.
+
+    Return the text for standard output in pieces; there are no pieces if the predictions are written to a file.
+    """
+    targets = check_output_files(outputs, paths)
+    trained = load_model(source, settings.device)
+    if targets.features is None or not (outputs.output is None and outputs.sheet is None and outputs.top_k is None):
+        trained.require_classifier()
+    first_file = targets.output or targets.features  # unfinished predictions are stored beside this file
+    journal_folder = None if first_file is None else first_file.with_name(first_file.name + JOURNAL_SUFFIX)
+    if settings.precision is None and journal_folder is not None:  # keep the precision of the interrupted call
+        settings = replace(settings, precision=stored_precision(journal_folder))
+    model, pictures, settings = open_pictures(trained, paths, settings, console)
+    with_features = targets.features is not None
+    if journal_folder is None:
+        blocks = list(_predict_and_report(model, pictures, settings, console, with_features))
+        write_all(lambda: iter(blocks), model.card, pictures, targets, console)
+        return format_predictions(blocks, model.card, targets)
+    facts = _prediction_facts(source, settings, with_features)
+    with Journal(journal_folder, len(model.classes), facts) as journal:
+        _predict_missing(journal, model, pictures, settings, console, with_features)
+        write_all(journal.blocks, model.card, pictures, targets, console)
+        pieces: list[str] = []
+        if targets.output is None and model.classes:
+            pieces = list(format_predictions(journal.blocks(), model.card, targets))
+        journal.remove()
+    return iter(pieces)
+
+
+def _prediction_facts(source: str, settings: PredictSettings, with_features: bool) -> dict[str, Any]:
+    """Return the values that determine the exact predictions: the model's digest, and settings by flag."""
+    return {
+        "model": model_digest(source),
+        "--mirror": settings.mirror,
+        "--batch-size": settings.batch_size,
+        "--device": settings.device,
+        PRECISION: settings.precision,
+        "--features": with_features,
+    }
+
+
+def _predict_missing(
+    journal: Journal,
+    model: TrainedModel,
+    pictures: InputImages,
+    settings: PredictSettings,
+    console: Console,
+    with_features: bool,
+) -> None:
+    """Predict the images that have no predictions in the journal, and add them to it."""
+    start = journal.resume(pictures)
+    if start:
+        console.say(f"{start} of {counted(len(pictures), 'image')} have predictions in {journal.folder}: continuing")
+    # Report the images that an earlier call skipped, or refuse them if this call must not skip any.
+    for problem in (problem for block in journal.blocks() for problem in block.problems if problem is not None):
+        if settings.on_bad_image == "refuse":
+            raise UserError(f"{problem}; skip the image with --on-bad-image skip.")
+        console.say(f"skipped: {problem}")
+    try:
+        for block in _predict_and_report(model, pictures, settings, console, with_features, start):
+            journal.add(block)
+    except BaseException:
+        if journal.done:
+            console.say(
+                f"{journal.done} of {counted(len(pictures), 'prediction')} are kept in {journal.folder}: repeat the "
+                "same call to continue"
+            )
+        raise
+
+
+def _predict_and_report(
+    model: TrainedModel,
+    pictures: InputImages,
+    settings: PredictSettings,
+    console: Console,
+    with_features: bool,
+    start: int = 0,
+) -> Iterator[OutputBatch]:
+    start_time, n_read, n_skipped = time.monotonic(), 0, 0
+    for block in predict_batches(model, pictures, settings, console, start=start, features=with_features):
+        n_read += len(block.shares)
+        n_skipped += len(block) - len(block.shares)
+        yield block
+    seconds = max(time.monotonic() - start_time, 1e-9)
+    speed = f"{n_read / seconds:.3g} images/s on {model.device}"
+    console.say(f"classified {counted(n_read, 'image')} in {precise_duration(seconds)} ({speed})")
+    if n_skipped:
+        console.say(f"skipped {counted(n_skipped, 'image')} that cannot be read; their names are listed above")
 
 
 def check_output_files(outputs: OutputSettings, sources: Iterable[str]) -> Targets:
