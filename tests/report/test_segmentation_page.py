@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from paucal.report.inputs import read_run
-from paucal.report.segmentation import read_scores, write_segmentation_report
+from paucal.report.segmentation import METRICS_FILE, parse_scores, write_segmentation_report
 from paucal.tasks.segmentation.scores import PixelCounts, segmentation_report
 from paucal.types import UserError
 
@@ -28,11 +27,11 @@ def made(tmp_path, **changes):
 
 def test_page__has_every_class_the_weakest_first_and_what_nobody_knows(tmp_path):
     run = made(tmp_path)
-    scores = read_scores(read_run(run))
-    assert [row.name for row in scores.classes][-1] == "never"
-    values = [float(row.iou.split()[0]) for row in scores.classes[:-1]]
+    scores = parse_scores(json.loads((run / METRICS_FILE).read_text()))
+    assert [row["class"] for row in scores.classes][-1] == "never"
+    values = [float(row["IoU"].split()[0]) for row in scores.classes[:-1]]
     assert values == sorted(values)
-    assert scores.classes[-1].iou == "none"
+    assert scores.classes[-1]["IoU"] == "none"
     page = write_segmentation_report(run).read_text()
     assert "&lt;b&gt;road&lt;/b&gt;" in page
     assert "<b>road</b>" not in page

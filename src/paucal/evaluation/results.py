@@ -18,21 +18,12 @@ MULTI_LABEL_KIND = "multi-label"  # value of the entry "kind" in stored reports 
 
 @dataclass(frozen=True)
 class Majority:
-    """The score of always predicting one class.
-
-    Attributes:
-        name: Name of the most frequent class. If several classes are equally frequent, it is the class with the most
-            test images.
-        top1: Fraction of the test images that belong to this class.
-        from_train: Whether the class is the most frequent among the training images. False if the labels of the
-            training images are unknown, so that the test images determine the class.
-        tied: Number of classes that are equally frequent, including this class.
-    """
+    """The score of always predicting the most frequent class, or of several ones that with the most test images."""
 
     name: str
-    top1: float
-    from_train: bool
-    tied: int = 1
+    top1: float  # fraction of the test images that belong to this class
+    from_train: bool  # whether the training images determined the class, or the test images, if labels were unknown
+    tied: int = 1  # number of classes that are equally frequent, including this class
 
     def rank(self, n_classes: int) -> str:
         """Return a phrase such as "the most frequent class of the"; the caller appends the name of the images."""
@@ -45,24 +36,14 @@ class Majority:
 
 @dataclass(frozen=True)
 class ClassRow:
-    """The scores of one class of a single-label classifier; undefined scores are None.
-
-    Attributes:
-        name: Name of the class.
-        images: Number of test images of the class.
-        predicted: Number of test images predicted as this class.
-        precision: Fraction of these predictions that are correct; None if the class is never predicted.
-        recall: Fraction of the class's images that are predicted as this class, with the Wilson interval; None if the
-            class has no test images.
-        f1: Harmonic mean of precision and recall; None if the class occurs among neither labels nor predictions.
-    """
+    """The scores of one class of a single-label classifier; undefined scores are None."""
 
     name: str
-    images: int
-    predicted: int
-    precision: float | None
-    recall: Score | None
-    f1: float | None
+    images: int  # number of test images of the class
+    predicted: int  # number of test images predicted as this class
+    precision: float | None  # fraction of these predictions that are correct; None if the class is never predicted
+    recall: Score | None  # fraction of the class's images that are predicted as this class; None without test images
+    f1: float | None  # harmonic mean of both; None if the class occurs among neither labels nor predictions
 
 
 class StoredReport:
@@ -148,28 +129,14 @@ class ClassificationReport(StoredReport):
 
 @dataclass(frozen=True)
 class MultiLabelRow:
-    """The scores of one class of a multi-label classifier; undefined scores are None.
-
-    Attributes:
-        name: Name of the class.
-        images: Number of test images of the class.
-        share: Fraction of positives among the images whose label is known. This is the average precision if images are
-            ranked at random.
-        ap: Average precision with its interval; None if the class has no test images.
-        threshold: Lowest probability at which the class is predicted.
-        predicted: Number of test images predicted as this class at the threshold.
-        precision: Fraction of these predictions that are correct; None if the class is never predicted.
-        recall: Fraction of the class's images that are predicted as this class at the threshold; None if the class has
-            no test images.
-        f1: Harmonic mean of precision and recall; None if the class occurs among neither labels nor predictions.
-    """
+    """The scores of one class of a multi-label classifier; undefined scores are None, as in `ClassRow`."""
 
     name: str
     images: int
-    share: float
-    ap: Score | None
-    threshold: float
-    predicted: int
+    share: float  # fraction of positives among the images with a known label; the average precision of a random ranking
+    ap: Score | None  # average precision; None if the class has no test images
+    threshold: float  # lowest probability at which the class is predicted
+    predicted: int  # number of test images predicted as this class at the threshold; so are the following scores
     precision: float | None
     recall: float | None
     f1: float | None
@@ -177,21 +144,12 @@ class MultiLabelRow:
 
 @dataclass(frozen=True)
 class MultiLabelReport(StoredReport):
-    """All scores of a multi-label classifier on one set of images, as plain values.
-
-    Attributes:
-        images: Number of images N.
-        level: Confidence level of all intervals, such as 0.95.
-        scores: "map" (mean average precision), "macro_f1" (at the thresholds) and "loss" (nats per class and image), in
-            this order.
-        per_class: Scores of each class.
-        groups: Number of groups of similar images (the bootstrap resamples whole groups); None if images are
-            independent.
-    """
+    """All scores of a multi-label classifier on one set of images; see `ClassificationReport` for equal fields."""
 
     REQUIRED = ("map", "loss")
     images: int
     level: float
+    # "map" (mean average precision), "macro_f1" (at the thresholds) and "loss" (nats per class and image).
     scores: Mapping[str, Score]
     per_class: Sequence[MultiLabelRow]
     groups: int | None = None
@@ -274,10 +232,7 @@ _READERS: Mapping[Any, Callable[[Any], Any]] = {
 
 
 def _read_fields(kind: type[R], data: Mapping[str, Any]) -> R:
-    """Build a dataclass from stored values, which are converted to the fields' types.
-
-    Fields with a default value may be missing.
-    """
+    """Build a dataclass from stored values, converted to the fields' types; fields with a default may be missing."""
     hints = get_type_hints(kind)
     present = [field.name for field in fields(kind) if field.name in data or field.default is MISSING]  # type: ignore[arg-type]
     return kind(**{name: _READERS[hints[name]](data[name]) for name in present})
@@ -285,17 +240,11 @@ def _read_fields(kind: type[R], data: Mapping[str, Any]) -> R:
 
 @dataclass(frozen=True)
 class PrimaryMetric:
-    """The score by which models are selected.
+    """The score by which models are selected."""
 
-    Attributes:
-        score: Key of the score in reports. The column of `metrics.csv` is named "val_" followed by this key.
-        title: Name of the score in messages.
-        short: Abbreviation that is written before a value; "" for accuracy, which is written as a percentage of images.
-    """
-
-    score: str
-    title: str
-    short: str = ""
+    score: str  # key of the score in reports
+    title: str  # name of the score in messages
+    short: str = ""  # abbreviation before a value; "" for accuracy, which is written as a percentage of images
 
     @property
     def column(self) -> str:
@@ -303,11 +252,7 @@ class PrimaryMetric:
         return f"val_{self.score}"
 
     def format_score(self, value: float, images: str = "") -> str:
-        """Return a value of the score as text.
-
-        Args:
-            value: Score in [0, 1].
-            images: Name of the scored images, such as "validation images"; "" to return only the value.
+        """Return a value of the score as text, followed by the name of the scored `images` unless this is "".
 
         Example:
             >>> ACCURACY.format_score(0.5, "validation images"), MEAN_PRECISION.format_score(0.5, "validation images")

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.report.explanations import cost_rows, drop_unknown
-from paucal.report.inputs import read_run
+from paucal.report.explanations import cost_rows, drop_unknown, reliability_warnings
+from paucal.report.inputs import MAX_CLASSES, MAX_NAME, read_run, read_stored, score_and_interval
 from paucal.report.page import write_run_page
-from paucal.report.stored_scores import MAX_CLASSES, MAX_TEXT, read_stored, score_and_interval, warning_sentences
 from paucal.wording import counted, percent
 
 METRICS_FILE = "evaluation/detection/metrics.json"
@@ -26,31 +25,15 @@ CAPTIONS = {
 
 
 @dataclass(frozen=True)
-class ClassRow:
-    """The average precision of one class as text, for boxes and for masks ("" if the detector predicts no masks)."""
-
-    name: str
-    ap: str
-    mask_ap: str = ""
-
-
-@dataclass(frozen=True)
 class ReportedScores:
-    """The scores of a detector on its test images as text; the defaults mean that the detector was not evaluated.
-
-    Attributes:
-        ap: Average precision, averaged over IoU thresholds from 0.5 to 0.95, and its confidence interval.
-        classes: Scores of each class, in ascending order of the average precision.
-        unseen: Names of classes without objects in the test images.
-        mask_ap: Same as `ap` for masks instead of boxes; two empty strings if the detector predicts no masks.
-    """
+    """The scores of a detector on its test images as text; the defaults mean that the detector was not evaluated."""
 
     images: int = 0
-    ap: tuple[str, str] = ("", "")
+    ap: tuple[str, str] = ("", "")  # mean over IoU thresholds from 0.5 to 0.95, and its confidence interval
     ap50: tuple[str, str] = ("", "")
-    classes: Sequence[ClassRow] = ()
-    unseen: Sequence[str] = ()
-    mask_ap: tuple[str, str] = ("", "")
+    classes: Sequence[Mapping[str, str]] = ()  # rows of the table of classes, by heading; the lowest AP comes first
+    unseen: Sequence[str] = ()  # names of classes without objects in the test images
+    mask_ap: tuple[str, str] = ("", "")  # empty strings if the detector predicts no masks
     mask_ap50: tuple[str, str] = ("", "")
 
 
@@ -66,8 +49,8 @@ def write_detection_report(run: Path) -> Path:
         scores=scores,
         figures=[(score, name) for (score, _), name in pairs if score],
         headline=_headline_sentences(scores),
-        warnings=warning_sentences(scores.images, scores.unseen, "image", consequence),
-        table=drop_unknown({"model": files.summary.model, **cost_rows(files), "images": files.summary.images_text}),
+        warnings=reliability_warnings(scores.images, scores.unseen, "image", consequence),
+        trained=drop_unknown({"model": files.summary.model, **cost_rows(files), "images": files.summary.images_text}),
         captions=CAPTIONS,
     )
 
@@ -77,13 +60,16 @@ def _parse_scores(content: Mapping[str, Any]) -> ReportedScores:
     weakest = sorted((value, name) for name, value in values.items() if value is not None)[:MAX_CLASSES]
     mask_values = content.get("mask_per_class", {})
     mask_aps = {str(name): "" if value is None else percent(float(value)) for name, value in mask_values.items()}
+    rows = [{"class": name[:MAX_NAME], "AP": percent(value)} for value, name in weakest]
+    if mask_aps:
+        rows = [{**row, "mask AP": mask_aps.get(name, "")} for row, (_, name) in zip(rows, weakest, strict=True)]
     intervals = content["intervals"]
     return ReportedScores(
         images=int(content["images"]),
         ap=score_and_interval(intervals["ap"]),
         ap50=score_and_interval(intervals["ap50"]),
-        classes=[ClassRow(name[:MAX_TEXT], percent(value), mask_aps.get(name, "")) for value, name in weakest],
-        unseen=[name[:MAX_TEXT] for name, value in values.items() if value is None][:MAX_CLASSES],
+        classes=rows,
+        unseen=[name[:MAX_NAME] for name, value in values.items() if value is None][:MAX_CLASSES],
         mask_ap=score_and_interval(intervals["mask_ap"]) if mask_aps else ("", ""),
         mask_ap50=score_and_interval(intervals["mask_ap50"]) if mask_aps else ("", ""),
     )

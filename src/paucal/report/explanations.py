@@ -9,10 +9,11 @@ from paucal.evaluation.curves import SPEED_COLUMN, best_epoch, validation_score,
 from paucal.evaluation.results import ClassificationReport, MultiLabelReport, Report
 from paucal.metrics.intervals import Score, images_needed
 from paucal.report.inputs import RunFiles, Summary
-from paucal.wording import counted, format_duration, images_text, percent, was_or_were
+from paucal.wording import counted, format_duration, images_text, join_first_few, percent, was_or_were
 
 MAX_INTERVAL_WIDTH = 0.1  # width of a score's confidence interval above which there is a warning
 TARGET_HALF_WIDTH = 0.03  # half-width of a confidence interval that is narrow enough to compare models
+FEW_TEST_IMAGES = 20  # number of test images below which there is a warning
 FEW_IMAGES = 10  # number of test images of a class below which there is a warning
 MAX_SCORE_GAP = 0.05  # excess of the validation score over the test score above which there is a warning
 MAX_NAMES = 5  # largest number of class names in a sentence
@@ -77,9 +78,18 @@ def warning_sentences(files: RunFiles) -> list[str]:
     report = files.evaluation
     if report is None:
         return []
-    if isinstance(report, MultiLabelReport):
-        return [*_multi_label_warnings(report), *_warn_validation_gap(report.scores["map"], files)]
-    return [*_classification_warnings(report), *_warn_validation_gap(report.scores["top1"], files)]
+    is_multi_label = isinstance(report, MultiLabelReport)
+    sentences = _multi_label_warnings(report) if is_multi_label else _classification_warnings(report)
+    score, validation = report.scores["map" if is_multi_label else "top1"], find_kept_validation_score(files)
+    if validation is None or score.high is None:
+        return sentences
+    if validation > score.high and validation - score.value > MAX_SCORE_GAP:
+        sentences.append(
+            f"The score on validation images ({percent(validation)}) is much higher than on test images "
+            f"({percent(score.value)}): the test images may differ from the training images, or the validation images "
+            "may be too similar to the training images."
+        )
+    return sentences
 
 
 def _classification_warnings(report: ClassificationReport) -> list[str]:
@@ -145,17 +155,17 @@ def _join_first_names(names: Sequence[str]) -> str:
     return examples if len(names) <= MAX_NAMES else f"{examples} and {len(names) - MAX_NAMES} more"
 
 
-def _warn_validation_gap(score: Score, files: RunFiles) -> list[str]:
-    validation = find_kept_validation_score(files)
-    if validation is None or score.high is None:
-        return []
-    if validation - score.value <= MAX_SCORE_GAP or validation <= score.high:
-        return []
-    return [
-        f"The score on validation images ({percent(validation)}) is much higher than on test images "
-        f"({percent(score.value)}): the test images may differ from the training images, or the validation images may "
-        "be too similar to the training images."
-    ]
+def reliability_warnings(images: int, unseen: Sequence[str], noun: str, consequence: str) -> list[str]:
+    """Return warnings about the scores of a detector or segmenter on `images` test images; 0 means not evaluated yet.
+
+    `unseen` are the names of the classes that no test `noun` ("image" or "mask") shows.
+    """
+    sentences = []
+    if 0 < images < FEW_TEST_IMAGES:
+        sentences.append(f"With only {counted(images, 'test image')}, the score and its interval are both unreliable.")
+    if unseen:
+        sentences.append(f"No test {noun} shows {join_first_few(unseen, 8)}: {consequence} is unknown.")
+    return sentences
 
 
 def _validation_sentence(files: RunFiles) -> list[str]:

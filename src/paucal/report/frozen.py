@@ -1,7 +1,6 @@
 """The report section on a run's frozen features, with the stored results of `paucal eval --protocol`."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +13,12 @@ MAX_ROWS = 500  # largest number of rows that are read from the stored results
 MAX_TEXT = 500  # largest number of characters of each text on the page
 
 
-@dataclass(frozen=True)
-class FrozenLine:
-    """One row of the table of scores as text: each model's score, and the first model's gain over each other model."""
+def read_frozen(run: RunFolder) -> dict[str, Any] | None:
+    """Return the content of the section; None if the frozen features were not evaluated.
 
-    title: str
-    scores: Sequence[str]
-    gains: Sequence[str]
-
-
-@dataclass(frozen=True)
-class FrozenFeaturesSection:
-    """The content of the report's section on frozen features.
-
-    Attributes:
-        remarks: Sentences on averages, on how often each model is best, and on selected hyperparameters.
-        warnings: Sentences on test images that were used without labels in training.
+    The template shows "data" and "warnings" (on test images that were used without labels in training) as sentences,
+    "models" as headings, "lines" as rows of scores and gains, and "remarks" on averages and hyperparameters.
     """
-
-    data: Sequence[str]
-    models: Sequence[str]
-    lines: Sequence[FrozenLine]
-    remarks: Sequence[str]
-    warnings: Sequence[str]
-    level: float
-
-
-def read_frozen(run: RunFolder) -> FrozenFeaturesSection | None:
-    """Return the stored results of a run's frozen features; None if frozen features were not evaluated."""
     path = run.evaluation(table.FOLDER) / table.JSON_NAME
     if not path.is_file():
         return None
@@ -53,14 +30,15 @@ def read_frozen(run: RunFolder) -> FrozenFeaturesSection | None:
         level = float(content["level"])
         if not 0 < level < 1:
             raise ValueError(f"expected a level between 0 and 1, got {level}")
-        return FrozenFeaturesSection(
-            [_describe_data(data) for data in sets],
-            [name[:MAX_TEXT] for name in _model_names(rows)],
-            list(_table_lines(rows, has_several=len(sets) > 1)),
-            [text[:MAX_TEXT] for text in table.remarks(rows)],
-            list(dict.fromkeys(str(text)[:MAX_TEXT] for text in seen_notes)),
-            level,
-        )
+        models = list(rows[0].scores)[: table.MAX_MODELS] if rows else []
+        return {
+            "data": [_describe_data(data) for data in sets],
+            "models": [name[:MAX_TEXT] for name in models],
+            "lines": [_table_line(row, models, len(sets) > 1) for row in rows if row.line.headline],
+            "remarks": [text[:MAX_TEXT] for text in table.remarks(rows)],
+            "warnings": list(dict.fromkeys(str(text)[:MAX_TEXT] for text in seen_notes)),
+            "level": level,
+        }
     except (KeyError, TypeError, ValueError, AttributeError, UserError) as problem:
         text = f"{str(path)!r} is damaged ({problem})"
         raise UserError(f"{text}: remove the file, or evaluate the features again.") from problem
@@ -72,19 +50,15 @@ def find_frozen_pictures(run: RunFolder) -> dict[str, Path]:
     return {path.stem: path for path in paths if path.is_file()}
 
 
-def _model_names(rows: Sequence[table.ProtocolRow]) -> list[str]:
-    return list(rows[0].scores)[: table.MAX_MODELS] if rows else []
-
-
-def _table_lines(rows: Sequence[table.ProtocolRow], has_several: bool) -> Iterator[FrozenLine]:
-    names = _model_names(rows)
-    for line, row in ((row.line, row) for row in rows if row.line.headline):
-        parts = [*([f"{row.data}:"] if has_several else []), line.protocol, line.setting, f"{line.score},", line.unit]
-        yield FrozenLine(
-            " ".join(part for part in parts if part)[:MAX_TEXT],
-            [_format(row.scores, name, line.unit) for name in names],
-            [_format(row.gains, name, line.unit, sign=True) for name in names[1:]],
-        )
+def _table_line(row: table.ProtocolRow, models: Sequence[str], has_several: bool) -> dict[str, Any]:
+    """Return the title of a row, each model's score, and the first model's gain over each other model, as text."""
+    line = row.line
+    parts = [*([f"{row.data}:"] if has_several else []), line.protocol, line.setting, f"{line.score},", line.unit]
+    return {
+        "title": " ".join(part for part in parts if part)[:MAX_TEXT],
+        "scores": [_format(row.scores, name, line.unit) for name in models],
+        "gains": [_format(row.gains, name, line.unit, sign=True) for name in models[1:]],
+    }
 
 
 def _format(scores: Mapping[str, Score], name: str, unit: str, sign: bool = False) -> str:

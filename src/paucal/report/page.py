@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from paucal.evaluation.record import NO_INTERVAL, score_lines
-from paucal.evaluation.results import MultiLabelReport, scored_part
+from paucal.evaluation.results import MultiLabelReport, Report, scored_part
 from paucal.report.explanations import (
     describe_confidence,
     headline_sentences,
@@ -29,13 +29,14 @@ def write_report(run_dir: Path) -> Path:
     """Write `report.html` into the run folder of a classifier, and return the path of the page.
 
     The page is self-contained: figures are embedded, nothing is loaded from the network, and there are no scripts.
-    Sections whose files are missing are left out. Files that are too large or damaged raise a UserError.
+    Sections whose files are missing are left out.
     """
     files = read_run(run_dir)
     report = files.evaluation
     return write_run_page(
         files,
-        "template.html",
+        "classification.html",
+        figures=_headline_numbers(report),
         headline=headline_sentences(files),
         warnings=warning_sentences(files),
         trained=trained_model_rows(files),
@@ -44,7 +45,7 @@ def write_report(run_dir: Path) -> Path:
         scored_part=None if report is None else scored_part(report),
         several=isinstance(report, MultiLabelReport),
         lines=[] if report is None else score_lines(report),
-        class_counts=_class_counts(files.summary.parts),
+        counts=_class_counts(files.summary.parts),
         python_run=repr(str(files.run.path)),
     )
 
@@ -65,6 +66,17 @@ def write_run_page(files: RunFiles, name: str, **content: Any) -> Path:
         **content,
     )
     return path
+
+
+def _headline_numbers(report: Report | None) -> list[tuple[str, str]]:
+    if report is None:
+        return []
+    interval = score_lines(report)[0].interval
+    if isinstance(report, MultiLabelReport):
+        value, chance = report.scores["map"].value, report.chance
+        return [(percent(value), f"mean average precision, {interval}"), (percent(chance), "by chance")]
+    value, chance = report.scores["top1"].value, report.majority.top1
+    return [(percent(value), f"{scored_part(report)} accuracy, {interval}"), (percent(chance), "majority class")]
 
 
 def write_page(path: Path, name: str, **content: Any) -> None:

@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,18 +70,12 @@ MULTI_LABEL_CAPTIONS = {
 
 @dataclass(frozen=True)
 class Picture:
-    """One figure or sheet of images on the page.
+    """One figure or sheet of images on the page."""
 
-    Attributes:
-        narrow: Data URI of a version for small screens; None if there is no such version.
-        sheet: Whether this is a sheet of many small images, which must not be scaled down on a small screen.
-    """
-
-    name: str
     caption: str
     uri: str
-    narrow: str | None = None
-    sheet: bool = False
+    narrow: str | None  # data URI of a version for small screens, if there is one
+    sheet: bool  # whether this is a sheet of many small images, which must not be scaled down on a small screen
 
 
 def embed_pictures(files: RunFiles) -> dict[str, Picture]:
@@ -90,12 +84,12 @@ def embed_pictures(files: RunFiles) -> dict[str, Picture]:
     These are the files in `plots/`, the figures of frozen features, and further figures that are drawn from the run's
     metrics and scores.
     """
-    plots = [path for path in sorted(files.run.plots.glob("*.png")) if path.is_file()]
-    plot_files = {path.stem: path for path in plots} | find_frozen_pictures(files.run)
-    content = {name: _read_picture(path) for name, path in plot_files.items()}
+    plots = {path.stem: path for path in sorted(files.run.plots.glob("*.png")) if path.is_file()}
+    content = {name: _read_picture(path) for name, path in (plots | find_frozen_pictures(files.run)).items()}
     drawable = _drawable_figures(files)
     content |= {name: render_png(draw()) for name, draw in drawable.items() if name not in content}
-    narrow_versions = {"curves": _data_uri(render_png(_draw_curves(files, columns=1)))} if "curves" in drawable else {}
+    # Panels side by side would be too small to read on a small screen.
+    narrow = {"curves": _data_uri(render_png(_draw_curves(files, columns=1)))} if "curves" in drawable else {}
     total = sum(len(data) for data in content.values())
     if total > MAX_PAGE_BYTES:
         raise UserError(
@@ -103,14 +97,13 @@ def embed_pictures(files: RunFiles) -> dict[str, Picture]:
             f"{MAX_PAGE_BYTES}: remove some of the images."
         )
     captions = CAPTIONS | (MULTI_LABEL_CAPTIONS if isinstance(files.evaluation, MultiLabelReport) else {})
-    pictures = {}
-    for name in sorted(content, key=lambda name: (name not in CAPTIONS, name)):
-        is_sheet, narrow = name in IMAGE_SHEETS, narrow_versions.get(name)
-        pictures[name] = Picture(name, captions.get(name, ""), _data_uri(content[name]), narrow, is_sheet)
-    return pictures
+    return {
+        name: Picture(captions.get(name, ""), _data_uri(content[name]), narrow.get(name), name in IMAGE_SHEETS)
+        for name in sorted(content, key=lambda name: (name not in CAPTIONS, name))
+    }
 
 
-def _drawable_figures(files: RunFiles) -> Mapping[str, Callable[[], Figure]]:
+def _drawable_figures(files: RunFiles) -> dict[str, Callable[[], Figure]]:
     draw: dict[str, Callable[[], Figure]] = {}
     if drawn_columns(files.rows):
         draw["curves"] = partial(_draw_curves, files)

@@ -7,44 +7,29 @@ from pathlib import Path
 from typing import Any
 
 from paucal.report.explanations import cost_rows, drop_unknown, model_rows
-from paucal.report.inputs import RunFiles, read_run
+from paucal.report.inputs import MAX_TEXT, RunFiles, read_run, read_stored
 from paucal.report.page import write_run_page
-from paucal.report.stored_scores import read_stored
 from paucal.wording import percent
-
-MAX_TEXT = 2000  # largest number of characters of each text
 
 
 @dataclass(frozen=True)
 class PretrainingSummary:
-    """Entries of `summary.json` that are only written by pre-training runs; each entry may be missing.
-
-    Attributes:
-        out_dim: Number of prototypes of a head.
-        monitor: Source of the labelled images on which the features were evaluated during training.
-        knn_start: Nearest-neighbour accuracy with the initial weights, before training.
-        verdict: "kind", "sentence" and "advice" of a collapse at the end of training; None if there was no collapse.
-        verdicts: "epoch", "kind" and "sentence" of each change of the verdict during training.
-        rollbacks: Number of times that the run was reset to an earlier state after a collapse.
-    """
+    """Entries of `summary.json` that are only written by pre-training runs; each entry may be missing."""
 
     crops: str | None = None
-    out_dim: int | None = None
-    monitor: str | None = None
-    knn_start: float | None = None
+    out_dim: int | None = None  # number of prototypes of a head
+    monitor: str | None = None  # source of the labelled images on which the features were evaluated during training
+    knn_start: float | None = None  # nearest-neighbour accuracy with the initial weights, before training
+    # "kind", "sentence" and "advice" of a collapse at the end of training; None if there was no collapse.
     verdict: Mapping[str, str] | None = None
-    verdicts: Sequence[Mapping[str, Any]] = ()
-    rollbacks: int = 0
+    verdicts: Sequence[Mapping[str, str]] = ()  # "epoch", "kind" and "sentence" of each change of the verdict
+    rollbacks: int = 0  # number of times that the run was reset to an earlier state after a collapse
     start: str | None = None
     remarks: Sequence[str] = ()
 
 
 def write_pretraining_report(run: Path) -> Path:
-    """Write `report.html` into the folder of a pre-training run, and return the path of the page.
-
-    The page shows `summary.json` (see `report.inputs.Summary` and `PretrainingSummary`), the curves and "val_knn" of
-    `metrics.csv`, and the figures health.png, curves.png and train_batch.png of `plots/`.
-    """
+    """Write `report.html` into the folder of a pre-training run, and return the path of the page."""
     files = read_run(run)
     summary = read_stored(files, "summary.json", _parse_summary, PretrainingSummary(), "pre-train")
     figures = [(percent(score), f"nearest neighbours, epoch {epoch:g}") for epoch, score in _knn_scores(files)[-1:]]
@@ -58,7 +43,7 @@ def write_pretraining_report(run: Path) -> Path:
         headline=_headline_sentences(files, summary),
         warnings=_warning_sentences(files, summary),
         figures=figures,
-        table=drop_unknown(
+        trained=drop_unknown(
             {
                 **model_rows(files.summary),
                 "crops of an image": summary.crops,
@@ -139,7 +124,7 @@ def _warning_sentences(files: RunFiles, summary: PretrainingSummary) -> list[str
     return sentences
 
 
-def _parse_change(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parse_change(entry: Mapping[str, Any]) -> dict[str, str]:
     kind = entry["kind"]
     return {
         "epoch": f"{float(entry['epoch']):g}",

@@ -1,14 +1,12 @@
 """The report of a regression: errors, the error of predicting the mean, and a plot of predicted against true values."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paucal.evaluation.results import stored_groups
 from paucal.report.explanations import cost_rows, drop_unknown, model_rows
-from paucal.report.inputs import read_run
+from paucal.report.inputs import read_run, read_stored
 from paucal.report.page import write_run_page
-from paucal.report.stored_scores import read_stored
 from paucal.wording import images_text, percent
 
 METRICS_FILE = "evaluation/test/metrics.json"
@@ -17,15 +15,6 @@ SCORE_TITLES = {
     **{"exact": "grades exactly right", "kappa": "quadratic weighted kappa", "mae": "mean absolute error"},
     **{"rmse": "root mean squared error", "r2": "R²", "coverage": "inside the prediction interval"},
 }
-
-
-@dataclass(frozen=True)
-class ScoreRow:
-    """One score as text: its name, its value and its confidence interval."""
-
-    title: str
-    value: str
-    interval: str
 
 
 def write_regression_report(run: Path) -> Path:
@@ -37,15 +26,15 @@ def write_regression_report(run: Path) -> Path:
         files,
         "regression.html",
         rows=rows,
-        figures=[(row.value, row.title) for row in (rows[0], rows[-1])],
+        figures=[(row["value"], row["score"]) for row in (rows[0], rows[-1])],
         headline=sentences,
         warnings=[],
-        table=drop_unknown({**model_rows(summary), **cost_rows(files), "images": summary.images_text}),
+        trained=drop_unknown({**model_rows(summary), **cost_rows(files), "images": summary.images_text}),
         captions=CAPTIONS,
     )
 
 
-def _parse_scores(content: dict[str, Any]) -> tuple[list[ScoreRow], list[str]]:
+def _parse_scores(content: dict[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
     scores = content["scores"]
     return [_score_row(name, scores[name]) for name in SCORE_TITLES if name in scores], headline_sentences(content)
 
@@ -73,12 +62,14 @@ def headline_sentences(content: dict[str, Any]) -> list[str]:
     return sentences
 
 
-def _score_row(name: str, score: dict[str, Any]) -> ScoreRow:
+def _score_row(name: str, score: dict[str, Any]) -> dict[str, str]:
+    """Return a row of the table of scores, by heading."""
     format_value = percent if name in ("coverage", "exact") else _format_number
-    if score["value"] is None:
-        return ScoreRow(SCORE_TITLES[name], "undefined", "")
-    interval = "" if score["low"] is None else f"{format_value(score['low'])} to {format_value(score['high'])}"
-    return ScoreRow(SCORE_TITLES[name], format_value(score["value"]), interval)
+    value, interval = "undefined", ""
+    if score["value"] is not None:
+        value = format_value(score["value"])
+        interval = "" if score["low"] is None else f"{format_value(score['low'])} to {format_value(score['high'])}"
+    return {"score": SCORE_TITLES[name], "value": value, "95 % interval": interval}
 
 
 def _format_range(score: dict[str, Any]) -> str:

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from paucal.evaluation.results import stored_groups
-from paucal.report.explanations import cost_rows, drop_unknown, model_rows
-from paucal.report.inputs import RunFiles, read_run
+from paucal.report.explanations import cost_rows, drop_unknown, model_rows, reliability_warnings
+from paucal.report.inputs import MAX_CLASSES, MAX_NAME, RunFiles, read_run, read_stored, score_and_interval
 from paucal.report.page import write_run_page
-from paucal.report.stored_scores import MAX_CLASSES, MAX_TEXT, read_stored, score_and_interval, warning_sentences
 from paucal.wording import images_text
 
 METRICS_FILE = "evaluation/test/segmentation.json"
@@ -21,45 +20,29 @@ CAPTIONS = {
 
 
 @dataclass(frozen=True)
-class ClassRow:
-    """The scores of one class as text."""
-
-    name: str
-    iou: str
-    interval: str
-    pixels: str
-
-
-@dataclass(frozen=True)
 class SegmentationScores:
-    """The scores of a segmentation model on its test images as text; the defaults mean that there was no evaluation.
-
-    Attributes:
-        classes: Scores of each class, in ascending order of IoU.
-        unseen: Names of classes that do not occur in the test masks.
-        groups: Number of groups of similar images; None if images are not grouped.
-    """
+    """The scores of a segmentation model on its test images as text; the defaults mean that there was no evaluation."""
 
     images: int = 0
-    mean_iou: tuple[str, str] = ("", "")
+    mean_iou: tuple[str, str] = ("", "")  # with its confidence interval
     accuracy: tuple[str, str] = ("", "")
-    classes: Sequence[ClassRow] = ()
-    unseen: Sequence[str] = ()
-    groups: int | None = None
+    classes: Sequence[Mapping[str, str]] = ()  # rows of the table of classes, by heading; the lowest IoU comes first
+    unseen: Sequence[str] = ()  # names of classes that do not occur in the test masks
+    groups: int | None = None  # number of groups of similar images; None if images are not grouped
 
 
 def write_segmentation_report(run: Path) -> Path:
     """Write `report.html` into the run folder of a segmentation model, and return the path of the page."""
     files = read_run(run)
-    scores, summary = read_scores(files), files.summary
+    scores, summary = read_stored(files, METRICS_FILE, parse_scores, SegmentationScores()), files.summary
     return write_run_page(
         files,
         "segmentation.html",
         scores=scores,
         figures=[(scores.mean_iou[0], "mean IoU"), (scores.accuracy[0], "pixel accuracy")] if scores.images else [],
         headline=_headline_sentences(files, scores),
-        warnings=warning_sentences(scores.images, scores.unseen, "mask", "how well the model finds these areas"),
-        table=drop_unknown(
+        warnings=reliability_warnings(scores.images, scores.unseen, "mask", "how well the model finds these areas"),
+        trained=drop_unknown(
             {
                 "model": summary.model,
                 "parameters": model_rows(summary)["parameters"],
@@ -74,23 +57,23 @@ def write_segmentation_report(run: Path) -> Path:
     )
 
 
-def read_scores(files: RunFiles) -> SegmentationScores:
-    """Read the test scores of a run."""
-    return read_stored(files, METRICS_FILE, _parse_scores, SegmentationScores())
-
-
-def _parse_scores(content: Mapping[str, Any]) -> SegmentationScores:
+def parse_scores(content: Mapping[str, Any]) -> SegmentationScores:
+    """Convert the stored scores to text."""
     rows = sorted(content["classes"][:MAX_CLASSES], key=lambda row: (row["value"] is None, row["value"] or 0.0))
     return SegmentationScores(
         images=int(content["images"]),
         groups=stored_groups(content),
         mean_iou=score_and_interval(content["mean_iou"]),
         accuracy=score_and_interval(content["pixel_accuracy"]),
-        classes=[
-            ClassRow(str(row["class"])[:MAX_TEXT], *score_and_interval(row), f"{int(row['pixels']):,}") for row in rows
-        ],
-        unseen=[str(name)[:MAX_TEXT] for name in content["unseen"][:MAX_CLASSES]],
+        classes=[_class_row(row) for row in rows],
+        unseen=[str(name)[:MAX_NAME] for name in content["unseen"][:MAX_CLASSES]],
     )
+
+
+def _class_row(row: Mapping[str, Any]) -> dict[str, str]:
+    iou, interval = score_and_interval(row)
+    name, pixels = str(row["class"])[:MAX_NAME], f"{int(row['pixels']):,}"
+    return {"class": name, "IoU": iou, "between": interval, "labelled pixels": pixels}
 
 
 def _headline_sentences(files: RunFiles, scores: SegmentationScores) -> list[str]:
