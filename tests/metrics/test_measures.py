@@ -8,11 +8,11 @@ from torchmetrics.functional.classification import multiclass_accuracy
 
 from paucal.metrics.intervals import Bootstrap
 from paucal.metrics.measures import (
-    CalibrationError,
-    MacroF1,
     Mean,
-    MeanPerClass,
+    expected_calibration_error,
     hits,
+    macro_f1,
+    mean_per_class,
     measure_of,
     nan_argmax,
     value_of,
@@ -150,9 +150,9 @@ def measured_answers(n_images, n_classes, seed=0):
     labels, answers = rng.integers(n_classes, size=(2, n_images))
     confidence, losses = rng.random(n_images, np.float32), rng.random(n_images)
     measures = {
-        "balanced_accuracy": MeanPerClass(labels == answers, labels, n_classes),
-        "macro_f1": MacroF1(labels, answers, n_classes),
-        "calibration_error": CalibrationError(confidence, labels == answers),
+        "balanced_accuracy": mean_per_class(labels == answers, labels, n_classes),
+        "macro_f1": macro_f1(labels, answers, n_classes),
+        "calibration_error": expected_calibration_error(confidence, labels == answers),
         "loss": Mean(losses),
     }
     return labels, answers, confidence, losses, measures

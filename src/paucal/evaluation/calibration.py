@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paucal.evaluation.predictions import Predictions
-from paucal.metrics.measures import CalibrationError, value_of
+from paucal.metrics.measures import Measure, expected_calibration_error, value_of
 
 MIN_IMAGES = 20  # smallest number of validation images for which a temperature is fitted
 PRIOR_DEVIATION = 0.5  # standard deviation of the normal prior on the logarithm of the temperature
@@ -29,18 +29,12 @@ class Calibration:
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """Return the most probable temperature, given the logits and labels of images that were not used for training.
+    """Return the most probable temperature, given (N, K) logits and (N,) labels of images not used for training.
 
     Unlike Guo et al. 2017 (section 4.2, temperature scaling), we use a weak normal prior on the log temperature, with
     mean 0 and standard deviation 0.5. Without the prior, the temperature would approach 0 if there are few images and
-    all of them are classified correctly. With a few hundred images, the prior has hardly any effect.
-
-    Args:
-        logits: (N, K) logits.
-        labels: (N,) labels in [0, K).
-
-    Returns:
-        Temperature from 0.05 to 20. It is 1 if there are fewer than 20 images or if a logit is not finite.
+    all of them are classified correctly. With a few hundred images, the prior has hardly any effect. The temperature is
+    1 if there are fewer than 20 images or if a logit is not finite.
     """
     if len(labels) < MIN_IMAGES or not bool(torch.isfinite(logits).all()):
         return 1.0
@@ -61,10 +55,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def calibration(predictions: Predictions, temperature: float, images: int) -> Calibration:
-    """Measure the calibration of test predictions before and after scaling.
-
-    `images` is the number of validation images that the temperature was fitted to.
-    """
+    """Measure the calibration of test predictions before and after scaling, with a temperature fitted to `images`."""
     errors, losses = [], []
     for scaled in (predictions, predictions.at_temperature(temperature)):
         errors.append(value_of(calibration_error(scaled), len(scaled)))
@@ -72,10 +63,10 @@ def calibration(predictions: Predictions, temperature: float, images: int) -> Ca
     return Calibration(temperature, images, (errors[0], errors[1]), (losses[0], losses[1]))
 
 
-def calibration_error(predictions: Predictions) -> CalibrationError:
+def calibration_error(predictions: Predictions) -> Measure:
     """Return the expected calibration error of predictions as a `Measure`, which can be bootstrapped."""
     confidence = predictions.probabilities.max(1).values.numpy()
-    return CalibrationError(confidence, (predictions.predicted == predictions.labels).numpy())
+    return expected_calibration_error(confidence, (predictions.predicted == predictions.labels).numpy())
 
 
 DEFAULT_THRESHOLD = 0.5  # threshold if there are no positive images
@@ -87,14 +78,7 @@ def choose_thresholds(probabilities: Tensor, labels: Tensor) -> tuple[float, ...
 
     Classes with fewer than five positive images share one threshold, which has the highest F1 on the labels of all
     classes together. A threshold is the midpoint of two adjacent probabilities. If several thresholds have the same F1,
-    the highest is returned.
-
-    Args:
-        probabilities: (N, K) probabilities in [0, 1].
-        labels: (N, K) labels: 1, 0 or -1 (the image is ignored for the class).
-
-    Returns:
-        K thresholds in (0, 1). All are 0.5 if there are no positive images.
+    the highest is returned. `labels` are (N, K): 1, 0 or -1 (the image is ignored for the class).
     """
     values, truth = probabilities.double().numpy(), labels.numpy()
     common_threshold = _threshold_of_best_f1(values[truth >= 0], truth[truth >= 0] == 1)

@@ -14,13 +14,13 @@ from paucal.evaluation.results import ClassificationReport, ClassRow, Majority, 
 from paucal.metrics.intervals import Bootstrap, Score, mirrored_percentile, percentile, proportion_score
 from paucal.metrics.measures import (
     AveragePrecision,
-    MacroF1,
     Mean,
-    MeanPerClass,
     Measure,
-    MultiLabelMacroF1,
-    RocAuc,
+    macro_f1,
     mean_over_classes,
+    mean_per_class,
+    multi_label_macro_f1,
+    roc_auc,
     value_of,
 )
 from paucal.types import UserError
@@ -117,10 +117,10 @@ def _scores_with_intervals(predictions: Predictions, bootstrap: Bootstrap) -> di
     labels, is_correct = predictions.labels, predictions.predicted == predictions.labels
     n_images, n_classes, level = len(predictions), predictions.logits.shape[1], bootstrap.level
     losses = F.cross_entropy(predictions.logits, labels, reduction="none")
-    measures: dict[str, Measure] = {"balanced_accuracy": MeanPerClass(is_correct.numpy(), labels.numpy(), n_classes)}
+    measures: dict[str, Measure] = {"balanced_accuracy": mean_per_class(is_correct.numpy(), labels.numpy(), n_classes)}
     if n_classes == 2 and len(labels.unique()) == 2:
-        measures["roc_auc"] = RocAuc(predictions.logits[:, 1].double() - predictions.logits[:, 0].double(), labels)
-    measures["macro_f1"] = MacroF1(labels.numpy(), predictions.predicted.numpy(), n_classes)
+        measures["roc_auc"] = roc_auc(predictions.logits[:, 1].double() - predictions.logits[:, 0].double(), labels)
+    measures["macro_f1"] = macro_f1(labels.numpy(), predictions.predicted.numpy(), n_classes)
     measures["calibration_error"] = calibration_error(predictions)
     measures["loss"] = Mean(losses.double().numpy())
     scores = {"top1": proportion_score(is_correct.numpy(), level, predictions.groups)}
@@ -184,7 +184,7 @@ def multi_label_report(
     labels, n_images = predictions.labels, len(predictions)
     draws = int(min(MAX_DRAWS, max(MIN_DRAWS, MAX_WORK // max(1, labels.numel()))))
     measure = AveragePrecision(predictions.logits, labels, interpolated=False)
-    f1 = MultiLabelMacroF1(labels, reach_thresholds(predictions.probabilities, thresholds))
+    f1 = multi_label_macro_f1(labels, reach_thresholds(predictions.probabilities, thresholds))
     losses, bootstrap = Mean(multi_label_losses(predictions)), Bootstrap(draws=draws, groups=predictions.groups)
     precisions, f1_draws, loss_draws = bootstrap.scores([measure.per_class, f1, losses], n_images)
     scores = {

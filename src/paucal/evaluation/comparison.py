@@ -103,15 +103,9 @@ def difference(
     intervals from resampled seeds or from pooled degrees of freedom. Both half-widths include the interaction of seeds
     and images.
 
-    Args:
-        first: (S, N) scores of the first method with S seeds on N test images, such as 1 for a correct prediction and 0
-            for a wrong prediction; NaN if an image was not tested with a seed.
-        second: (S, N) scores of the second method on the same images, with NaN at the same positions.
-        level: Confidence level of the intervals.
-        draws: Number of resampled sets of images.
-        seed: Seed of the resampling.
-        groups: Group of each of the N images, such as a patient's name. Images of a group are similar, so the bootstrap
-            resamples whole groups. None if the images are independent.
+    `first` and `second` are (S, N) scores of S seeds on N test images, such as 1 for a correct and 0 for a wrong
+    prediction; NaN if an image was not tested with a seed. `groups` has the group of each image, such as a patient's
+    name; the bootstrap resamples whole groups, since their images are similar.
     """
     if first.shape != second.shape or not first.size or not np.array_equal(np.isnan(first), np.isnan(second)):
         raise ValueError(f"expected the same images and seeds, got {first.shape} and {second.shape}")
@@ -161,15 +155,9 @@ def _combine_intervals(over_seeds: Score, over_images: Score) -> Score:
 def count_seeds_needed(value: float, deviation: float | None, level: float = LEVEL) -> int | None:
     """Return the number of seeds with which a paired t-test detects a difference with a probability of 80 %.
 
-    The power is computed from the noncentral t distribution (Cohen 1988) with the measured deviation.
-
-    Args:
-        value: Difference to detect.
-        deviation: Standard deviation of the differences over seeds; None or 0 if the deviation is unknown.
-        level: Confidence level of the interval that must exclude 0.
-
-    Returns:
-        A number of at least 2; None if the deviation is unknown, the difference is 0, or 1000 seeds are not enough.
+    The power is computed from the noncentral t distribution (Cohen 1988) with the measured standard deviation of the
+    differences over seeds. The result is None if the deviation is unknown, the difference is 0, or 1000 seeds are not
+    enough.
 
     Example:
         >>> count_seeds_needed(1.0, 1.0), count_seeds_needed(0.5, 1.0), count_seeds_needed(0.0, 1.0)

@@ -67,12 +67,8 @@ def proportion_score(hits: NDArray[np.bool_], level: float = 0.95, groups: NDArr
     With this number of images, the fraction has the same variance as estimated from whole groups. If there are few
     groups, the number is further reduced by quantiles of the t distribution (Korn and Graubard 1998, "Confidence
     intervals for proportions ... from survey data"; they use the interval of Clopper and Pearson). If all images or no
-    images are hits, each group counts as one image.
-
-    Args:
-        hits: (N,) booleans, such as whether each prediction is correct.
-        level: Probability that the interval covers the true fraction.
-        groups: (N,) group numbers; None for independent images. If there is only one group, there is no interval.
+    images are hits, each group counts as one image. `groups` are (N,) group numbers, or None for independent images. If
+    there is only one group, there is no interval.
     """
     count, share = len(hits), float(hits.mean())
     if groups is None:
@@ -88,10 +84,9 @@ def proportion_score(hits: NDArray[np.bool_], level: float = 0.95, groups: NDArr
 def effective_images(
     shares: NDArray[np.float64], level: float = 0.95, groups: NDArray[np.int64] | None = None
 ) -> float:
-    """Return the effective number of independent images; see `proportion_score`.
+    """Return the effective number of independent images, N without groups; see `proportion_score`.
 
-    `shares` are (N,) fractions, such as the fraction of each image's predictions that are correct. `groups` are (N,)
-    numbers of two or more groups, or None for independent images, for which the result is N.
+    `shares` are (N,) fractions, such as the fraction of each image's predictions that are correct.
     """
     count, share = len(shares), float(shares.mean())
     if groups is None:
@@ -108,15 +103,15 @@ def effective_images(
     return independent * float(few_images / few_groups) ** 2
 
 
-def images_needed(share: float, half_width: float, level: float = 0.95) -> int:
-    """Return the number of test images for which the Wilson interval is at most twice `half_width` wide.
+def images_needed(share: float, half_width: float) -> int:
+    """Return the number of test images for which the 95 % Wilson interval is at most twice `half_width` wide.
 
     `share` is the expected fraction of correct predictions.
 
     >>> images_needed(0.9, 0.03), images_needed(0.5, 0.03)
     (388, 1064)
     """
-    z = NormalDist().inv_cdf(0.5 + level / 2)
+    z = NormalDist().inv_cdf(0.975)
     a = half_width**2
     b = z * z * (2 * a - share * (1 - share))
     c = z**4 * (a - 0.25)
@@ -131,24 +126,15 @@ def cross_validated(
     The interval is the Wilson interval for a reduced number of images, since the training sets of the folds overlap.
     For K folds, the variance is 1 + K / (K - 1) times the variance for independent images (Nadeau and Bengio 2003,
     "Inference for the generalization error", section 4). Repeats with other folds reduce the variance of the accuracy,
-    which the interval does not take into account.
-
-    Args:
-        hits: (R, N) booleans: whether each image was classified correctly in each of R repeats.
-        level: Probability that the interval covers the true accuracy.
-        folds: Number of folds K.
-        groups: (N,) numbers of two or more groups (see `proportion_score`), where no group was divided between folds;
-            None for independent images.
+    which the interval does not take into account. `hits` are (R, N) booleans for R repeats. `groups` are (N,) numbers
+    of two or more groups that were not divided between folds (see `proportion_score`), or None for independent images.
     """
     n_images = effective_images(hits.mean(0), level, groups)
     return wilson_share(float(hits.mean()), independent_images(n_images, folds), level)
 
 
 def independent_images(images: float, folds: int) -> float:
-    """Return the number of independent test images that give the same variance as a cross-validation.
-
-    See `cross_validated`; `images` is the number of images in the cross-validation.
-    """
+    """Return how many independent test images give the variance of a cross-validation; see `cross_validated`."""
     return images / (1 + folds / (folds - 1))
 
 
@@ -197,20 +183,15 @@ class Bootstrap:
     """Settings for resampling images and computing intervals from the scores of the resampled sets.
 
     Draws depend only on the seed, not on the machine, and no global random state is touched.
-
-    Attributes:
-        seed: Seed of the draws; models are compared on the same draws if they use the same seed.
-        draws: Number of resampled sets of images.
-        level: Probability that an interval covers the true value.
-        multinomial: Whether the counts of the images come from one multinomial draw instead of one draw per image. The
-            two methods have the same distribution. Segmentation uses True, so that stored intervals can be reproduced.
-        groups: (N,) group numbers of similar images; groups are resampled as a whole. None for independent images.
     """
 
-    seed: int = 0
-    draws: int = 1000
-    level: float = 0.95
+    seed: int = 0  # models are compared on the same draws if they use the same seed
+    draws: int = 1000  # number of resampled sets of images
+    level: float = 0.95  # probability that an interval covers the true value
+    # Whether the counts of the images come from one multinomial draw instead of one draw per image. The two methods
+    # have the same distribution. Segmentation uses True, so that stored intervals can be reproduced.
     multinomial: bool = False
+    # (N,) group numbers of similar images, which are resampled as a whole; None for independent images.
     groups: NDArray[np.int64] | None = field(default=None, compare=False)
 
     def weights(self, n_images: int) -> Iterator[Weights]:

@@ -22,12 +22,7 @@ def hits(scores: Tensor, labels: Tensor, top: int = 1) -> NDArray[np.float64]:
     """Return the (N,) probabilities that the label is among the `top` highest scores, with ties in random order.
 
     Without ties the probability is 0 or 1. In k-NN classification many classes have no votes and tie, so the order of
-    the classes would otherwise decide.
-
-    Args:
-        scores: (N, K) scores; the class with the highest score is the predicted class.
-        labels: (N,) labels in [0, K).
-        top: Number k of highest scores that may include the label (top-k accuracy).
+    the classes would otherwise decide. `scores` are (N, K), and `labels` (N,) in [0, K).
 
     Example:
         >>> hits(torch.tensor([[3.0, 1.0, 0.0], [1.0, 1.0, 0.0]]), torch.tensor([0, 0]))
@@ -49,81 +44,55 @@ class Mean:
         return (weights * self.values).sum(1) / weights.sum(1)
 
 
-class MeanOfMeasures:
-    """The mean of several measures of the same images."""
-
-    def __init__(self, measures: Sequence[Measure]) -> None:
-        self.measures = tuple(measures)
-
-    def __call__(self, weights: Weights) -> NDArray[np.float64]:
-        """Return (D,) scores for (D, N) weights."""
-        return np.mean([measure(weights) for measure in self.measures], axis=0)
+def mean_of(measures: Sequence[Measure]) -> Measure:
+    """Return the mean of several measures of the same images."""
+    return lambda weights: np.mean([measure(weights) for measure in measures], axis=0)
 
 
-class MeanPerClass:
-    """The mean over classes of the mean value of each class's images; classes without images in a draw are left out.
+def mean_per_class(values: NDArray[np.float64], labels: NDArray[np.int64], n_classes: int) -> Measure:
+    """Return the mean over classes of the mean value of each class's images; classes absent from a draw are left out.
 
     If a value is 1 for a correct and 0 for a wrong prediction, this is the balanced accuracy (as in scikit-learn).
     """
 
-    def __init__(self, values: NDArray[np.float64], labels: NDArray[np.int64], n_classes: int) -> None:
-        self.values, self._labels, self._n_classes = values, labels, n_classes
-
-    def __call__(self, weights: Weights) -> NDArray[np.float64]:
-        """Return (D,) scores for (D, N) weights."""
-        counts = sum_by_class(weights, self._labels, self._n_classes)
-        recall = sum_by_class(weights * self.values, self._labels, self._n_classes) / np.maximum(counts, 1e-12)
+    def measure(weights: Weights) -> NDArray[np.float64]:
+        counts = sum_by_class(weights, labels, n_classes)
+        recall = sum_by_class(weights * values, labels, n_classes) / np.maximum(counts, 1e-12)
         return recall.sum(1) / (counts > 0).sum(1)
 
+    return measure
 
-class MacroF1:
-    """The mean F1 over the classes that occur among labels or predictions (as in scikit-learn)."""
 
-    def __init__(self, labels: NDArray[np.int64], predicted: NDArray[np.int64], n_classes: int) -> None:
-        self._labels, self._predicted, self._n_classes = labels, predicted, n_classes
+def macro_f1(labels: NDArray[np.int64], predicted: NDArray[np.int64], n_classes: int) -> Measure:
+    """Return the mean F1 over the classes that occur among labels or predictions (as in scikit-learn)."""
 
-    def __call__(self, weights: Weights) -> NDArray[np.float64]:
-        """Return (D,) scores for (D, N) weights."""
-        n_correct = sum_by_class(weights * (self._labels == self._predicted), self._labels, self._n_classes)
-        n_true, n_predicted = (
-            sum_by_class(weights, classes, self._n_classes) for classes in (self._labels, self._predicted)
-        )
+    def measure(weights: Weights) -> NDArray[np.float64]:
+        n_correct = sum_by_class(weights * (labels == predicted), labels, n_classes)
+        n_true, n_predicted = (sum_by_class(weights, classes, n_classes) for classes in (labels, predicted))
         return _mean_f1(n_correct, n_true + n_predicted)
 
+    return measure
 
-class MultiLabelMacroF1:
-    """The mean F1 over the classes that occur among labels or predictions, where images may have several labels.
 
-    Args:
-        labels: (N, K) labels: 1, 0, or -1 if the image is ignored for the class.
-        predicted: (N, K) booleans: whether each class is predicted.
+def multi_label_macro_f1(labels: Tensor, predicted: Tensor) -> Measure:
+    """Return the macro-F1 for (N, K) labels, 1, 0 or -1 (ignored for the class), and (N, K) predicted booleans."""
+    is_true, is_predicted = (labels == 1).numpy(), predicted.numpy() & (labels >= 0).numpy()
+    correct = (is_predicted & is_true).astype(np.float64)
+    true_plus_predicted = is_predicted.astype(np.float64) + is_true
+    return lambda weights: _mean_f1(weights @ correct, weights @ true_plus_predicted)
+
+
+def expected_calibration_error(confidence: NDArray[np.float32], correct: NDArray[np.bool_]) -> Measure:
+    """Return the mean gap between confidence and accuracy over 15 equal bins (Guo et al. 2017).
+
+    `confidence` are the (N,) float32 probabilities of the predicted classes.
     """
+    gaps, bins = confidence.astype(np.float64) - correct, calibration_bin(confidence)
 
-    def __init__(self, labels: Tensor, predicted: Tensor) -> None:
-        is_true, is_predicted = (labels == 1).numpy(), predicted.numpy() & (labels >= 0).numpy()
-        self._correct = (is_predicted & is_true).astype(np.float64)
-        self._true_plus_predicted = is_predicted.astype(np.float64) + is_true
+    def measure(weights: Weights) -> NDArray[np.float64]:
+        return np.abs(sum_by_class(weights * gaps, bins, CALIBRATION_BINS + 1)).sum(1) / weights.sum(1)
 
-    def __call__(self, weights: Weights) -> NDArray[np.float64]:
-        """Return (D,) scores for (D, N) weights."""
-        return _mean_f1(weights @ self._correct, weights @ self._true_plus_predicted)
-
-
-class CalibrationError:
-    """The expected calibration error: mean gap between confidence and accuracy over 15 equal bins (Guo et al. 2017).
-
-    Args:
-        confidence: (N,) float32 probabilities of the predicted classes.
-        correct: (N,) booleans: whether each prediction is correct.
-    """
-
-    def __init__(self, confidence: NDArray[np.float32], correct: NDArray[np.bool_]) -> None:
-        self._gaps, self._bins = confidence.astype(np.float64) - correct, calibration_bin(confidence)
-
-    def __call__(self, weights: Weights) -> NDArray[np.float64]:
-        """Return (D,) scores for (D, N) weights."""
-        gaps = sum_by_class(weights * self._gaps, self._bins, CALIBRATION_BINS + 1)
-        return np.abs(gaps).sum(1) / weights.sum(1)
+    return measure
 
 
 def calibration_bin(confidence: NDArray[np.float32]) -> NDArray[np.int64]:
@@ -151,12 +120,7 @@ def value_of(measure: Measure, n_images: int) -> float:
 
 
 def nan_argmax(values: list[float]) -> int:
-    """Return the index of the first highest value; NaN counts as the lowest value.
-
-    Example:
-        >>> nan_argmax([float("nan"), 0.5, 0.7, 0.7])
-        2
-    """
+    """Return the index of the first highest value; NaN counts as the lowest value."""
     return int(torch.tensor(values, dtype=torch.float64).nan_to_num(nan=-torch.inf).argmax())
 
 
@@ -170,23 +134,25 @@ def _mean_f1(n_correct: NDArray[np.float64], true_plus_predicted: NDArray[np.flo
 ELEVEN_RECALLS = np.arange(11) / 10 - 1e-9
 
 
-class RocAuc:
-    """The probability that a positive image has a higher score than a negative image, with ties counting half."""
+def roc_auc(scores: Tensor, labels: Tensor) -> Measure:
+    """Return the probability that a positive image has a higher score than a negative image, with ties counting half.
 
-    def __init__(self, scores: Tensor, labels: Tensor) -> None:
-        self._order, self._starts = _rank_by_score(scores.double().cpu().numpy())
-        self._positive = labels.cpu().numpy()[self._order] > 0
+    It is 0.5 for a draw that lacks one of the classes.
+    """
+    order, starts = _rank_by_score(scores.double().cpu().numpy())
+    is_positive = labels.cpu().numpy()[order] > 0
 
-    def __call__(self, weights: Weights) -> NDArray[np.float64]:
-        """Return (D,) scores for (D, N) weights; 0.5 for a draw that lacks one of the classes."""
-        ordered = weights[:, self._order]
-        positive = np.add.reduceat(ordered * self._positive, self._starts, axis=1)
-        negative = np.add.reduceat(ordered * ~self._positive, self._starts, axis=1)
+    def measure(weights: Weights) -> NDArray[np.float64]:
+        ordered = weights[:, order]
+        positive = np.add.reduceat(ordered * is_positive, starts, axis=1)
+        negative = np.add.reduceat(ordered * ~is_positive, starts, axis=1)
         # Negative images with a lower score; the groups of equal scores are in descending order.
         negative_below = negative[:, ::-1].cumsum(1)[:, ::-1] - negative
         n_pairs = positive.sum(1) * negative.sum(1)
         n_correct = (positive * (negative_below + negative / 2)).sum(1)
         return np.where(n_pairs > 0, n_correct / np.maximum(n_pairs, 1e-12), 0.5)
+
+    return measure
 
 
 class AveragePrecision:
@@ -196,11 +162,7 @@ class AveragePrecision:
     of the precision at each score, weighted by the increase in recall (as in scikit-learn and torchmetrics). The
     interpolated average precision is the mean of the highest precisions at recalls of at least 0, 0.1, ..., 1 (as in
     PASCAL VOC 2007).
-
-    Args:
-        scores: (N, K) scores.
-        labels: (N, K) labels: 1, 0, or -1 if the image is ignored for the class.
-        interpolated: Whether to compute the interpolated average precision.
+    `scores` are (N, K), and `labels` (N, K) values 1, 0, or -1 if the image is ignored for the class.
     """
 
     def __init__(self, scores: Tensor, labels: Tensor, interpolated: bool = True) -> None:
@@ -227,10 +189,8 @@ class AveragePrecision:
     ) -> NDArray[np.float64]:
         """Return the (D,) areas under the precision-recall curves of one class.
 
-        Args:
-            ordered: (D, N) weights of the images labelled for the class, ordered by descending score.
-            starts: Positions of the first images of each group of equal scores.
-            positive: (N,) booleans: whether each image belongs to the class, in the same order.
+        `ordered` are the (D, N) weights of the images labelled for the class, by descending score; `starts` are the
+        first images of each group of equal scores, and `positive` says whether each image belongs to the class.
         """
         if not len(starts):
             return np.full(len(ordered), np.nan)
@@ -248,12 +208,9 @@ class AveragePrecision:
 def interpolated_precision(
     recalls: NDArray[np.float64], precision: NDArray[np.float64], recall: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the (C, R) highest precisions of each curve at each recall or above; 0 if a curve stops below the recall.
+    """Return the (C, R) highest precisions of C curves at each of (R,) recalls or above; 0 if a curve stops below it.
 
-    Args:
-        recalls: (R,) recalls at which to evaluate the curves.
-        precision: (C, P) precisions of the points of each curve.
-        recall: (C, P) recalls of the points of each curve, ascending.
+    `precision` and `recall` are the (C, P) points of the curves; recalls are ascending.
 
     Example:
         >>> curve = np.array([[1.0, 0.5, 2 / 3]]), np.array([[0.25, 0.25, 0.5]])
@@ -288,12 +245,9 @@ METRIC_TITLES = {
 def measure_of(name: MetricName, scores: Tensor, labels: Tensor) -> Measure:
     """Return the measure that computes a metric of the given scores.
 
-    Args:
-        name: Name of the metric. "map" is the mean over classes of the average precision, and "map11" the mean over
-            classes of the 11-point interpolated average precision (PASCAL VOC 2007).
-        scores: (N, K) scores.
-        labels: (N,) class numbers for "accuracy", "mean_per_class" and "roc_auc" (which needs two classes). For "map"
-            and "map11", (N, K) labels: 1, 0, or -1 if the image is ignored for the class.
+    "map" is the mean over classes of the average precision, and "map11" of the 11-point interpolated one (PASCAL VOC
+    2007); both need (N, K) labels: 1, 0, or -1 if the image is ignored for the class. The others need (N,) class
+    numbers, and "roc_auc" two classes. `scores` are (N, K).
     """
     if name in ("map", "map11"):
         return AveragePrecision(scores, labels, interpolated=name == "map11")
@@ -302,17 +256,15 @@ def measure_of(name: MetricName, scores: Tensor, labels: Tensor) -> Measure:
     if name == "roc_auc":
         if scores.shape[1] != 2:
             raise ValueError(f"roc_auc needs two classes, got {scores.shape[1]}")
-        return RocAuc(scores[:, 1] - scores[:, 0], labels)
+        return roc_auc(scores[:, 1] - scores[:, 0], labels)
     correct = hits(scores, labels)
-    return Mean(correct) if name == "accuracy" else MeanPerClass(correct, labels.numpy(), scores.shape[1])
+    return Mean(correct) if name == "accuracy" else mean_per_class(correct, labels.numpy(), scores.shape[1])
 
 
 class PixelScores:
     """Measures of predicted masks, computed from a confusion matrix that is summed over the images.
 
-    Args:
-        confusions: N (K, K) confusion matrices, which count the labelled pixels of each image; rows are labels, and
-            columns are predictions.
+    The N (K, K) confusion matrices count the labelled pixels of each image; rows are labels, and columns predictions.
     """
 
     def __init__(self, confusions: Sequence[NDArray[np.int64]]) -> None:

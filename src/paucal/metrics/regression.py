@@ -10,55 +10,50 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.metrics.intervals import Bootstrap, Score, proportion_score
-from paucal.metrics.measures import Mean, Weights
+from paucal.metrics.measures import Mean, Measure, Weights
 
 Values = NDArray[np.float64]
 
 
-class RootMeanSquare:
-    """The root mean square error."""
-
-    def __init__(self, errors: Values) -> None:
-        self._squares = Mean(errors**2)
-
-    def __call__(self, weights: Weights) -> Values:
-        """Return (D,) scores for (D, N) weights."""
-        return np.sqrt(self._squares(weights))
+def root_mean_square(errors: Values) -> Measure:
+    """Return the root mean square error."""
+    squares = Mean(errors**2)
+    return lambda weights: np.sqrt(squares(weights))
 
 
-class R2:
-    """The coefficient of determination: the fraction of explained variance; NaN if all true values are equal."""
+def r2(truth: Values, predicted: Values) -> Measure:
+    """Return the coefficient of determination, the explained fraction of variance; NaN if true values are all equal."""
+    squares = (predicted - truth) ** 2
 
-    def __init__(self, truth: Values, predicted: Values) -> None:
-        self._truth, self._squares = truth, (predicted - truth) ** 2
-
-    def __call__(self, weights: Weights) -> Values:
-        """Return (D,) scores for (D, N) weights."""
-        mean = (weights * self._truth).sum(1, keepdims=True) / weights.sum(1, keepdims=True)
-        total = (weights * (self._truth - mean) ** 2).sum(1)
-        residual = (weights * self._squares).sum(1)
-        is_defined = _is_varied(weights, self._truth)
+    def measure(weights: Weights) -> Values:
+        mean = (weights * truth).sum(1, keepdims=True) / weights.sum(1, keepdims=True)
+        total = (weights * (truth - mean) ** 2).sum(1)
+        residual = (weights * squares).sum(1)
+        is_defined = _is_varied(weights, truth)
         return np.where(is_defined, 1 - residual / np.where(is_defined, total, 1), np.nan)
 
+    return measure
 
-class QuadraticKappa:
-    """Cohen's kappa with quadratic weights (1968): agreement beyond chance, with errors weighted by their squares."""
 
-    def __init__(self, truth: Values, predicted: Values) -> None:
-        self._truth, self._predicted = truth, predicted
+def quadratic_kappa(truth: Values, predicted: Values) -> Measure:
+    """Return Cohen's kappa with quadratic weights (1968): agreement beyond chance, errors weighted by their squares.
 
-    def __call__(self, weights: Weights) -> Values:
-        """Return (D,) scores for (D, N) weights; NaN if all grades of a draw, true and predicted, are equal."""
+    It is NaN if all grades of a draw, true and predicted, are equal.
+    """
+
+    def measure(weights: Weights) -> Values:
         normalised = weights / weights.sum(1, keepdims=True)
-        means = [normalised @ values for values in (self._truth, self._predicted)]
+        means = [normalised @ values for values in (truth, predicted)]
         variances = sum(
             (normalised * (values - mean[:, None]) ** 2).sum(1)
-            for values, mean in zip((self._truth, self._predicted), means, strict=True)
+            for values, mean in zip((truth, predicted), means, strict=True)
         )
         expected = variances + (means[0] - means[1]) ** 2
-        observed = normalised @ (self._truth - self._predicted) ** 2
-        is_defined = _is_varied(weights, self._truth, self._predicted)
+        observed = normalised @ (truth - predicted) ** 2
+        is_defined = _is_varied(weights, truth, predicted)
         return np.where(is_defined, 1 - observed / np.where(is_defined, expected, 1), np.nan)
+
+    return measure
 
 
 def _is_varied(weights: Weights, *values: Values) -> NDArray[np.bool_]:
@@ -74,30 +69,19 @@ def _is_varied(weights: Weights, *values: Values) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class RegressionReport:
-    """The scores of a regression on one set of images.
-
-    Attributes:
-        images: Number of images N.
-        scores: Scores with their confidence intervals: "mae" and "rmse" in the unit of the target, "r2", and
-            "coverage", the fraction of images whose true value is in its prediction interval. For grades also "exact",
-            the fraction of correct grades, and "kappa", with quadratic weights.
-        baseline: Mean absolute error of always predicting the mean of the training images.
-        gain: Baseline minus "mae", with the confidence interval of the difference, paired by image.
-        mean: Mean of the true values of the training images.
-        half_width: Half the mean width of the prediction intervals; infinite if there were too few training images.
-        level: Nominal coverage of the prediction intervals, as a fraction of the images.
-        groups: Number of groups of similar images, which the bootstrap resamples as a whole; None if there are no
-            groups.
-    """
+    """The scores of a regression on one set of images."""
 
     images: int
+    # "mae" and "rmse" in the unit of the target, "r2", and "coverage", the fraction of images whose true value is in
+    # its prediction interval. For grades also "exact", the fraction of correct grades, and "kappa", with quadratic
+    # weights.
     scores: dict[str, Score]
-    baseline: float
-    gain: Score
-    mean: float
-    half_width: float
-    level: float
-    groups: int | None = None
+    baseline: float  # mean absolute error of always predicting the mean of the training images
+    gain: Score  # baseline minus "mae", paired by image
+    mean: float  # mean of the true values of the training images
+    half_width: float  # half the mean width of the prediction intervals; infinite with too few training images
+    level: float  # nominal coverage of the prediction intervals
+    groups: int | None = None  # number of groups of similar images, resampled as a whole; None without groups
 
     @property
     def values(self) -> dict[str, float]:
@@ -123,12 +107,12 @@ def regression_report(
     mae, baseline_mae = Mean(np.abs(errors)), Mean(np.abs(truth - mean))
     scores = {
         "mae": bootstrap.interval(mae, count),
-        "rmse": bootstrap.interval(RootMeanSquare(errors), count),
-        "r2": bootstrap.interval(R2(truth, predicted), count),
+        "rmse": bootstrap.interval(root_mean_square(errors), count),
+        "r2": bootstrap.interval(r2(truth, predicted), count),
         "coverage": proportion_score((ends[0] <= truth) & (truth <= ends[1]), groups=groups),
     }
     if graded:
-        kappa = bootstrap.interval(QuadraticKappa(truth, predicted), count)
+        kappa = bootstrap.interval(quadratic_kappa(truth, predicted), count)
         scores = {"exact": proportion_score(errors == 0, groups=groups), "kappa": kappa, **scores}
     half_width = float((ends[1] - ends[0]).mean() / 2)
     gain = bootstrap.difference(baseline_mae, mae, count)

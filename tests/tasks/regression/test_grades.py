@@ -9,7 +9,7 @@ from sklearn.metrics import cohen_kappa_score
 
 import paucal
 from paucal.backbones.spec import BackboneSpec
-from paucal.metrics.regression import QuadraticKappa, regression_report
+from paucal.metrics.regression import quadratic_kappa, regression_report
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.regression import CumulativeLogitModel, RegressionCard
 from paucal.tasks.regression.fitting import fit_grades
@@ -72,10 +72,10 @@ def test_kappa__is_that_of_scikit_learn():
     expected = cohen_kappa_score(truth, predicted, weights="quadratic")
     weights = generator.integers(1, 4, (1, 50))
     repeated = [np.repeat(values, weights[0]) for values in (truth, predicted)]
-    kappa = QuadraticKappa(truth, predicted)
+    kappa = quadratic_kappa(truth, predicted)
     assert kappa(np.ones((1, 50)))[0] == pytest.approx(expected)
     assert kappa(weights.astype(float))[0] == pytest.approx(cohen_kappa_score(*repeated, weights="quadratic"))
-    assert math.isnan(QuadraticKappa(np.ones(3), np.ones(3))(np.ones((1, 3)))[0])
+    assert math.isnan(quadratic_kappa(np.ones(3), np.ones(3))(np.ones((1, 3)))[0])
     report = regression_report(truth, predicted, (predicted, predicted), 3.0, 0.9, 0, graded=True)
     assert list(report.scores)[:2] == ["exact", "kappa"]
     assert report.values["exact"] == report.values["coverage"] == (truth == predicted).mean()

@@ -18,7 +18,7 @@ from paucal.cli.main import main
 from paucal.data.sources.opening import open_images
 from paucal.methods.training_settings import TrainSettings
 from paucal.metrics.measures import value_of
-from paucal.metrics.regression import R2, RootMeanSquare, conformal_half_width, regression_report
+from paucal.metrics.regression import conformal_half_width, r2, regression_report, root_mean_square
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.regression import IntervalPredictions
@@ -49,9 +49,9 @@ def test_scores__are_those_of_scikit_learn():
     # Weights are counts of images.
     twice = np.r_[truth, truth[:10]], np.r_[predicted, predicted[:10]]
     weights = np.r_[np.full(10, 2.0), np.ones(30)][None]
-    assert R2(truth, predicted)(weights)[0] == pytest.approx(r2_score(*twice))
-    assert value_of(RootMeanSquare(np.array([3.0, 4.0])), 2) == pytest.approx(math.sqrt(12.5))
-    assert math.isnan(value_of(R2(np.ones(3), np.zeros(3)), 3))
+    assert r2(truth, predicted)(weights)[0] == pytest.approx(r2_score(*twice))
+    assert value_of(root_mean_square(np.array([3.0, 4.0])), 2) == pytest.approx(math.sqrt(12.5))
+    assert math.isnan(value_of(r2(np.ones(3), np.zeros(3)), 3))
 
 
 def test_scores__of_groups_are_resampled_whole():
@@ -76,7 +76,7 @@ def test_r2__of_few_images_has_an_interval_that_ignores_draws_of_one_number():
     truth = np.array([0.1, 0.7, 0.3])  # the mean of three times 0.1 is not exactly 0.1
     scores = regression_report(truth, truth + 0.05, (truth, truth + 0.1), 0.4, 0.9, seed=0, graded=False).scores
     assert 0 < scores["r2"].ends[0] <= scores["r2"].value
-    assert math.isnan(value_of(R2(np.full(10, 0.1), np.zeros(10)), 10))
+    assert math.isnan(value_of(r2(np.full(10, 0.1), np.zeros(10)), 10))
 
 
 @pytest.mark.usefixtures("drawn_pictures")
@@ -88,7 +88,7 @@ def test_scores__of_one_image_have_no_interval_and_are_valid_json(tmp_path):
     assert "NaN" not in text
     content = json.loads(text)
     assert content["scores"]["r2"]["value"] is None
-    assert [row.value for row in map(_score_row, content["scores"], content["scores"].values())][2] == "undefined"
+    assert [row["value"] for row in map(_score_row, content["scores"], content["scores"].values())][2] == "undefined"
     assert "These images do not show that the model is better than always predicting the mean." in headline_sentences(
         content
     )

@@ -32,12 +32,12 @@ from paucal.evaluation.protocols.logistic import DEFAULT_SOLVER, SolverSettings,
 from paucal.metrics.measures import (
     METRIC_TITLES,
     Mean,
-    MeanOfMeasures,
-    MeanPerClass,
     Measure,
-    RocAuc,
     hits,
+    mean_of,
+    mean_per_class,
     measure_of,
+    roc_auc,
     value_of,
 )
 from paucal.models.frozen import FrozenBackbone
@@ -251,14 +251,12 @@ def _evaluate_few_labels(
         outcomes.append(Outcome(line, Mean(point.hits.mean(0)), n_images, _describe_spread(point.accuracies)))
         if not prints_accuracy:
             if data.metric == "roc_auc":
-                average = MeanOfMeasures([RocAuc(torch.from_numpy(margins), truth) for margins in point.margins])
+                measures = [roc_auc(torch.from_numpy(margins), truth) for margins in point.margins]
             else:
-                average = MeanOfMeasures(
-                    [MeanPerClass(draw_hits, truth.numpy(), data.n_classes) for draw_hits in point.hits]
-                )
-            values = np.array([value_of(measure, n_images) for measure in average.measures])
+                measures = [mean_per_class(draw_hits, truth.numpy(), data.n_classes) for draw_hits in point.hits]
+            values = np.array([value_of(measure, n_images) for measure in measures])
             line = ScoreKey("few-labels", setting, METRIC_TITLES[data.metric])
-            outcomes.append(Outcome(line, average, n_images, _describe_spread(values)))
+            outcomes.append(Outcome(line, mean_of(measures), n_images, _describe_spread(values)))
     return outcomes
 
 
