@@ -6,7 +6,7 @@ import pytest
 
 from data.fake_sets import MAKE, expected_rows, level, picture, rows
 from paucal.data.images import ImageSet
-from paucal.data.named import layouts
+from paucal.data.named import readers
 from paucal.data.sources.opening import open_images
 from paucal.types import UserError
 
@@ -99,7 +99,7 @@ def test_info__is_read_within_bounds(root, monkeypatch):
     (root / "info" / "synsets.txt").write_text("n1 a\n" * 1001)
     with pytest.raises(UserError, match=r"synsets.txt names 1001 classes, expected 1000"):
         open_images("webvision", root=root)
-    monkeypatch.setattr(layouts, "MAX_SYNSETS_BYTES", 1000)
+    monkeypatch.setattr(readers, "MAX_SYNSETS_BYTES", 1000)
     with pytest.raises(UserError, match=r"synsets.txt' is larger than 1,000 bytes"):
         open_images("webvision", root=root)
     (root / "info" / "synsets.txt").unlink()

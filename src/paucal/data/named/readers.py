@@ -3,13 +3,19 @@
 torchvision compares the MD5 sum of a file with the official sum before it unpickles the file (CIFAR's batches). For
 data sets of image files, only the paths and labels are taken from torchvision. paucal's decoder reads the images, and
 reads only files below the root.
+
+The readers named `read_...` are for sets that torchvision lacks (Hateful Memes, WebVision 1.0, Open Images V4) or does
+not read in the form needed for EsViT's table 9: its `FER2013` joins the two test splits, its `UCF101` returns video
+clips. Damaged files raise a `ValueError`, `KeyError` or `OSError`, which `store.py` turns into a message.
 """
 
+import csv
+import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,21 +23,156 @@ from PIL import Image
 from torchvision import datasets
 
 from paucal.data.decode import UnreadableImage
-from paucal.data.named import layouts
-from paucal.data.named.layouts import PortionImages, images_of_array, images_of_files
-from paucal.data.named.table import Portion
+from paucal.data.named.table import OPEN_IMAGES_FOLDERS, Portion
+from paucal.data.sources.folder import find_images
+from paucal.data.sources.locating import leads_out
+from paucal.data.sources.table_reading import read_list
+from paucal.data.stores import ArrayStore, FileStore, Store
+from paucal.reading import is_regular, read_text
+from paucal.types import UserError
 
 DIGITS = "0123456789"
 BACKGROUND = "BACKGROUND_Google"  # Caltech-101's folder of unrelated images
+EMOTIONS = ("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral")
+FACE_SIDE = 48  # height and width of FER2013's images in pixels
+MAX_BYTES = 1 << 30  # size of the largest file with labels that is read; FER2013's file is 287 MiB large
+SYNSETS_NAME = "synsets.txt"
+N_WEBVISION_CLASSES = 1000
+MAX_SYNSETS_BYTES = 1 << 20  # size of the largest `synsets.txt` that is read
+
+
+class PortionImages(NamedTuple):
+    """The N images of one portion of a set: keys, (N,) class numbers (-1 for unlabelled images), and class names."""
+
+    store: Store
+    keys: list[str]
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+
+
+def images_of_array(pixels: NDArray[np.uint8], labels: Any, classes: Sequence[str], key_prefix: str) -> PortionImages:
+    """Return the images in an array as a portion; their keys are `key_prefix`, "#" and the row number."""
+    keys = [f"{key_prefix}#{row}" for row in range(len(pixels))]
+    return PortionImages(ArrayStore(pixels), keys, np.asarray(labels, dtype=np.int64), tuple(classes))
+
+
+def images_of_files(
+    root: Path, paths: Iterable[str | Path], labels: Iterable[int], classes: Sequence[str]
+) -> PortionImages:
+    """Return image files below `root` as a portion; the key of an image is its path relative to `root`."""
+    pairs = zip(paths, labels, strict=True)
+    # Sorted, since torchvision lists the files of some data sets in the order of the file system.
+    rows = sorted((Path(path).relative_to(root).as_posix(), int(label)) for path, label in pairs)
+    keys, numbers = [key for key, _ in rows], np.asarray([label for _, label in rows], dtype=np.int64)
+    if outside := next((key for key in keys if ".." in key.split("/")), None):
+        raise ValueError(f"{outside} leads out of the folder")
+    return PortionImages(FileStore(root, keys), keys, numbers, tuple(classes))
+
+
+def read_fer2013(root: Path, key_prefix: str, usage: str) -> PortionImages:
+    """Read the rows of FER2013's `fer2013.csv` whose column "Usage" contains `usage`, such as "Training"."""
+    with _require_small(root / "fer2013" / "fer2013.csv").open(newline="", encoding="utf-8") as file:
+        rows = (row for row in csv.DictReader(file) if row["Usage"] == usage)
+        faces = [(int(row["emotion"]), _parse_face(row["pixels"])) for row in rows]
+    pixels = np.asarray([face for _, face in faces], dtype=np.uint8).reshape(-1, FACE_SIDE, FACE_SIDE)
+    return images_of_array(pixels, [label for label, _ in faces], EMOTIONS, key_prefix)
+
+
+def read_ucf101(root: Path, _: str, split: str) -> PortionImages:
+    """Read the train or test images of UCF101's first official split: the middle frame of each video, a JPEG file."""
+    folder, lists = root / "ucf101", root / "ucf101" / "ucfTrainTestlist"
+    classes = tuple(line.split()[1] for line in _read_lines(lists / "classInd.txt"))
+    # The test list has no class numbers, so the class is taken from the folder in both lists.
+    videos = [line.split()[0] for line in _read_lines(lists / f"{split}list01.txt")]
+    labels = [classes.index(video.split("/")[0]) for video in videos]
+    frames = [folder / "UCF-101" / video.replace(".avi", ".jpg") for video in videos]
+    return images_of_files(root, frames, labels, classes)
+
+
+def read_hateful_memes(root: Path, _: str, file: str) -> PortionImages:
+    """Read the images and labels in a JSON-lines file of Hateful Memes, such as "train.jsonl"."""
+    folder = root / "hateful_memes"
+    rows = [json.loads(line) for line in _read_lines(folder / file)]
+    labels = [int(row["label"]) for row in rows]
+    return images_of_files(root, [folder / str(row["img"]) for row in rows], labels, ("not hateful", "hateful"))
+
+
+def read_webvision(
+    root: Path, _: str, file: str, folder: str, paths_in_folder: bool = False, labelled: bool = True
+) -> PortionImages:
+    """Read the images in a list file of WebVision 1.0, in the folder `info` of the data set.
+
+    A line has the path of an image and a class number from 0 to 999, which may be missing unless `labelled`. The class
+    names are the WordNet ids in `info/synsets.txt`, or the class numbers if there is no such file. The portion is empty
+    if `folder`, with the images, does not exist. Paths are relative to `folder` if `paths_in_folder`, as for validation
+    images, else to `root`.
+    """
+    classes = _read_classes(root / "info" / SYNSETS_NAME)
+    rows: dict[tuple[str, int], None] = {}
+    if (root / folder).is_dir():
+        rows = dict.fromkeys(_read_paths(root / "info" / file, labelled, len(classes)))
+    keys = [f"{folder}/{path}" if paths_in_folder else path for path, _ in rows]
+    return PortionImages(FileStore(root, keys), keys, np.asarray([label for _, label in rows], dtype=np.int64), classes)
+
+
+def read_open_images(root: Path, _: str) -> PortionImages:
+    """Read the training images of Open Images, without labels, from the folders `train_0` to `train_f` or `train`."""
+    folders = [name for name in OPEN_IMAGES_FOLDERS if (root / name).is_dir()]
+    keys = [f"{name}/{path}" for name in folders for path in find_images(root / name)]
+    return PortionImages(FileStore(root, keys), keys, np.full(len(keys), -1, dtype=np.int64), ())
+
+
+def _read_paths(file: Path, labelled: bool, n_classes: int) -> list[tuple[str, int]]:
+    """Return the paths and class numbers (-1 if not `labelled`) in a list file; raise a UserError for invalid lines."""
+    rows = []
+    for number, (path, class_text) in read_list(file, labelled).rows:
+        if leads_out(path):
+            raise UserError(
+                f"line {number} of {file} leads out of the folder of the images ({path[:80]!r}); "
+                "list paths relative to that folder."
+            )
+        if int(class_text) >= n_classes:
+            expected = f"expected a class from 0 to {n_classes - 1}"
+            raise UserError(f"line {number} of {file} has the class {class_text}; {expected}.")
+        rows.append((path, int(class_text)))
+    return rows
+
+
+def _read_classes(path: Path) -> tuple[str, ...]:
+    """Return the WordNet ids in the lines of a file; if the file does not exist, return the class numbers as text."""
+    if not path.exists():
+        return tuple(map(str, range(N_WEBVISION_CLASSES)))
+    names = tuple(line.split()[0] for line in read_text(path, MAX_SYNSETS_BYTES).splitlines() if line.strip())
+    if not names or len(names) > N_WEBVISION_CLASSES:
+        raise ValueError(f"info/{SYNSETS_NAME} names {len(names)} classes, expected {N_WEBVISION_CLASSES}")
+    return names
+
+
+def _parse_face(text: str) -> np.ndarray:
+    """Return the (48, 48) uint8 image that FER2013 stores as a text of grey values separated by spaces."""
+    grey_values = bytes(map(int, text.split()))  # raises a ValueError for numbers outside of 0 to 255
+    if len(grey_values) != FACE_SIDE * FACE_SIDE:
+        raise ValueError(f"a face has {len(grey_values)} grey values, expected {FACE_SIDE * FACE_SIDE}")
+    return np.frombuffer(grey_values, dtype=np.uint8).reshape(FACE_SIDE, FACE_SIDE)
+
+
+def _read_lines(path: Path) -> list[str]:
+    return [line for line in _require_small(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def _require_small(path: Path) -> Path:
+    """Return the path of a file; raise an error if it is missing, too large or not a regular file."""
+    if not is_regular(path) and path.exists():
+        raise ValueError(f"{path.name} is not a regular file")
+    if path.stat().st_size > MAX_BYTES:
+        raise ValueError(f"{path.name} is larger than {MAX_BYTES >> 20} MiB")
+    return path
 
 
 def read_portion(name: str, root: Path, portion: Portion, labelled: bool = True) -> PortionImages:
-    """Open a portion whose files exist.
+    """Open a portion whose files exist; damaged or missing files raise any exception.
 
     Only WebVision's reader respects `labelled`; portions of all other data sets always have labels.
-
-    Raises:
-        Exception: Any exception that torchvision raises for damaged or missing files.
     """
     key = f"{name}/{portion.part}"
     if name in _OWN_READERS:
@@ -67,6 +208,10 @@ def _open_caltech(data: datasets.Caltech101, root: Path, key: str) -> PortionIma
     return images_of_files(root, [*paths, *background], labels, [*data.categories, BACKGROUND])
 
 
+def _open_channels_first(data: Any, classes: Sequence[str], key: str) -> PortionImages:
+    return images_of_array(data.data.transpose(0, 2, 3, 1), data.labels, classes, key)
+
+
 def _open_cifar(data: datasets.CIFAR10, root: Path, key: str) -> PortionImages:
     return images_of_array(data.data, data.targets, data.classes, key)
 
@@ -78,21 +223,14 @@ def _open_pcam(data: datasets.PCAM, root: Path, key: str) -> PortionImages:
     return PortionImages(store, [f"{key}#{row}" for row in range(len(store))], labels, ("normal", "tumor"))
 
 
-def _channels_last(data: Any) -> NDArray[np.uint8]:
-    return data.data.transpose(0, 2, 3, 1)
-
-
 # Function (torchvision's data set, root, prefix of the keys) that returns the images of a portion.
 _ReadDataSet = Callable[[Any, Path, str], PortionImages]
 _READERS: dict[str, tuple[Callable[..., Any], _ReadDataSet]] = {
     "cifar10": (datasets.CIFAR10, _open_cifar),
     "cifar100": (datasets.CIFAR100, _open_cifar),
     "mnist": (datasets.MNIST, lambda data, _, key: images_of_array(data.data.numpy(), data.targets, DIGITS, key)),
-    "svhn": (datasets.SVHN, lambda data, _, key: images_of_array(_channels_last(data), data.labels, DIGITS, key)),
-    "stl10": (
-        datasets.STL10,
-        lambda data, _, key: images_of_array(_channels_last(data), data.labels, data.classes, key),
-    ),
+    "svhn": (datasets.SVHN, lambda data, _, key: _open_channels_first(data, DIGITS, key)),
+    "stl10": (datasets.STL10, lambda data, _, key: _open_channels_first(data, data.classes, key)),
     "food101": (datasets.Food101, _open_image_files),
     "dtd": (datasets.DTD, _open_image_files),
     "pets": (
@@ -113,11 +251,11 @@ _READERS: dict[str, tuple[Callable[..., Any], _ReadDataSet]] = {
     ),
 }
 _OWN_READERS: dict[str, Callable[..., PortionImages]] = {
-    "fer2013": layouts.read_fer2013,
-    "ucf101": layouts.read_ucf101,
-    "hateful_memes": layouts.read_hateful_memes,
-    "webvision": layouts.read_webvision,
-    "openimages": layouts.read_open_images,
+    "fer2013": read_fer2013,
+    "ucf101": read_ucf101,
+    "hateful_memes": read_hateful_memes,
+    "webvision": read_webvision,
+    "openimages": read_open_images,
 }
 
 
@@ -125,10 +263,6 @@ def _open_hdf5(file: Path, name: str) -> Any:
     """Open an HDF5 file and return its array ("data set") `name`, whose values must be in the same file.
 
     HDF5 files can refer to values in other files, but an untrusted file must not cause other files to be read.
-
-    Raises:
-        ValueError: There is no such array, or its values are in other files.
-        OSError: The file is damaged or not an HDF5 file.
     """
     import h5py
 
@@ -140,13 +274,9 @@ def _open_hdf5(file: Path, name: str) -> Any:
 
 
 class Hdf5Store:
-    """Images in an (N, H, W, 3) uint8 array in an HDF5 file.
+    """Images in an (N, H, W, 3) uint8 array in an HDF5 file, read by one thread at a time.
 
-    A process that unpickles the store opens the file again. Only one thread can read at a time.
-
-    Raises:
-        ValueError: The array has a different shape or type.
-        OSError: The file cannot be read.
+    A process that unpickles the store opens the file again.
     """
 
     def __init__(self, file: Path, name: str, shape: tuple[int, ...] | None = None) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from paucal.data.images import ImageSet
-from paucal.data.named.layouts import PortionImages
-from paucal.data.named.readers import download_portion, read_portion
+from paucal.data.named.readers import PortionImages, download_portion, read_portion
 from paucal.data.named.table import NAMED, NamedSet, PartitionLists, advice_on_missing, data_root, find_set_root
 from paucal.data.stores import JoinedStore
 from paucal.reading import read_text
@@ -24,13 +23,7 @@ def open_named(name: str, root: str | Path | None = None, download: bool = False
     """Open a published data set by name, with the official splits (train, val and test).
 
     As in the DrLoc paper, the official validation images of Flowers102 belong to train, from which `make_split` then
-    takes a validation split.
-
-    Args:
-        name: Key of `NAMED`.
-        root: Folder of all published data sets; None for `data_root`.
-        download: Whether torchvision may download missing files, or unpack official archives that exist.
-        labelled: Whether labels are read.
+    takes a validation split. With `download`, torchvision may download missing files, or unpack official archives.
     """
     entry, folder = NAMED[name], data_root(root)
     if labelled and not entry.labelled:

@@ -26,7 +26,7 @@ class Portion:
     Attributes:
         part: Split: "train", "val" or "test"; "" if the data set has no official splits.
         count: Published number of images.
-        arguments: Arguments of torchvision's class, or of the reader in `layouts.py`.
+        arguments: Arguments of torchvision's class, or of the reader in `readers.py`.
     """
 
     part: str
@@ -69,17 +69,14 @@ class NamedSet:
         unpacked_paths: Paths that exist once the files are unpacked, relative to one of `possible_roots`.
         folder: Folder for the files, relative to the root; "" for the root itself.
         hints: Known properties of the images.
-        package: Extra package that is needed to read the data set, and not installed with paucal; "" for none.
-        download_package: Extra package that is needed to download the data set, and not installed with paucal; "" if no
-            package is needed.
+        package: Extra package that is needed to read the data set; "" for none.
+        download_package: Extra package that is needed to download the data set; "" for none.
         downloadable: Whether torchvision can download the data set.
         download_obstacle: Why torchvision cannot download the data set, as the beginning of a sentence.
         note: Note for the user on differences from the official images, splits or classes; "" without such differences.
         lists: List files of an official partition; None if torchvision knows the splits, or there are no splits.
-        possible_roots: Folders that the paths in `unpacked_paths` and `alternative_folders` may be relative to. These
-            folders are relative to the root; "" is the root itself.
-        alternative_folders: Folders of which at least one must exist, in addition to all paths in `unpacked_paths`; ()
-            for no condition.
+        possible_roots: Folders, relative to the root, that contain `unpacked_paths` and `alternative_folders`.
+        alternative_folders: Folders of which at least one must exist; () for no condition.
         labelled: Whether labels can be read.
     """
 
@@ -123,12 +120,9 @@ def data_root(root: str | Path | None = None) -> Path:
 
 def find_set_root(entry: NamedSet, root: Path) -> Path | None:
     """Return the folder that the paths of a data set are relative to; None if files of the data set are missing."""
-    for subfolder in entry.possible_roots:
-        folder = root / subfolder
-        all_exist = all((folder / path).exists() for path in entry.unpacked_paths)
-        if all_exist and (
-            not entry.alternative_folders or any((folder / path).is_dir() for path in entry.alternative_folders)
-        ):
+    for folder in (root / subfolder for subfolder in entry.possible_roots):
+        alternatives = [(folder / path).is_dir() for path in entry.alternative_folders]
+        if all((folder / path).exists() for path in entry.unpacked_paths) and (not alternatives or any(alternatives)):
             return folder
     return None
 

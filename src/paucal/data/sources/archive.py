@@ -41,8 +41,7 @@ class _Entry(NamedTuple):
 
     Attributes:
         name: Path within the archive.
-        offset: Byte position in the archive: start of the file's content in a tar file, of the entry's header in a zip
-            file.
+        offset: Byte position of the file's content in a tar file, or of the entry's header in a zip file.
         size: Uncompressed size in bytes.
         zip_name: Name by which `zipfile` finds the entry, perhaps with wrongly decoded letters; "" in a tar file.
     """
@@ -105,18 +104,12 @@ def open_archive(file: Path, labelled: bool = True) -> ImageSet:
 
     If all images are in one folder (`photos.zip` with `photos/cat/1.jpg`), that folder is the root, unless it is named
     "train", "val" or "test".
-
-    Raises:
-        UserError: The archive is damaged or compressed as a whole (.tar.gz), contains a path that leads out of the
-            archive, or contains no images.
     """
     entries, notes = archive_entries(file)
-    images, other_entries = (
-        [entry for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES) == is_image]
-        for is_image in (True, False)
-    )
+    images = [entry for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES)]
     images.sort(key=lambda entry: entry.name)
-    other_suffixes = Counter(os.path.splitext(entry.name)[1].lower() for entry in other_entries)
+    other_names = [entry.name for entry in entries if not entry.name.lower().endswith(IMAGE_SUFFIXES)]
+    other_suffixes = Counter(os.path.splitext(name)[1].lower() for name in other_names)
     root = shared_folder([entry.name for entry in images], 2)
     entries_by_key = {entry.name.removeprefix(root): entry for entry in images}
     container = ImageContainer(
@@ -149,11 +142,8 @@ def archive_entries(file: Path) -> tuple[list[_Entry], tuple[str, ...]]:
     if not links:
         return entries, ()
     examples = f"{min(links)}{', ...' if len(links) > 1 else ''}"
-    note = (
-        f"{counted(len(links), 'link')} {was_or_were(len(links))} left out ({examples}): "
-        "links in archives are not followed"
-    )
-    return entries, (note,)
+    left_out = f"{counted(len(links), 'link')} {was_or_were(len(links))} left out ({examples})"
+    return entries, (f"{left_out}: links in archives are not followed",)
 
 
 def _is_hidden(name: str) -> bool:
@@ -206,11 +196,9 @@ def _tar_entries(file: Path, links: list[str]) -> list[_Entry]:
 
 
 def tar_members(archive: tarfile.TarFile, file: Path | str) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of a tar file.
+    """Yield the members of a tar file; raise a UserError, which names `file`, if there are too many.
 
-    Raises:
-        UserError: There are too many members; `file` is the path for the message.
-        ReadError: The file does not end with a block of zeros, which `tarfile` does not check.
+    Raises a ReadError if the file does not end with a block of zeros, which `tarfile` does not check.
     """
     for number, member in enumerate(archive, start=1):
         _refuse_too_many_entries(file, number)
@@ -239,8 +227,7 @@ def _refuse_too_many_entries(file: Path | str, count: int) -> None:
 def shared_folder(names: list[str], depth: int) -> str:
     """Return the longest path of folders that all file paths begin with, ending in a slash; "" if there is none.
 
-    The result contains no folder named after a split (such as "train"), and leaves at least `depth` - 1 folders of each
-    path.
+    The result contains no folder named after a split, and leaves at least `depth` - 1 folders of each path.
     """
     shared = ""
     while names:

@@ -34,8 +34,8 @@ class ImageContainer:
         name: Name of the image set.
         location: Location of the images, for `ImageSet.location`.
         make_store: Function (keys) that returns a store of the images with these keys.
-        list_subfolders: Function (folder) that returns the names of the folders in a folder; the folder is a path
-            relative to the root, or "" for the root itself.
+        list_subfolders: Function that returns the names of the folders in a folder, given its path from the root (or
+            "").
     """
 
     name: str
@@ -52,10 +52,6 @@ def open_folder(root: Path, labelled: bool = True) -> ImageSet:
     nested deeper inside a class folder. Classes are numbered in lexicographic order over the union of all splits, so
     labels do not depend on classes that are missing in a split. If not `labelled`, all images below `root` are opened
     without labels; images in a folder of a split still belong to that split.
-
-    Raises:
-        UserError: There are no images, a split has no class folders, a class folder is empty, or there are other
-            folders with images next to the train/val/test folders.
     """
     other_suffixes: Counter[str] = Counter()
     links: dict[str, str] = {}
@@ -82,12 +78,7 @@ def open_container(
 ) -> ImageSet:
     """Open the images of a folder or archive, as `open_folder` describes.
 
-    Args:
-        container: Folder or archive.
-        keys: Sorted paths of all images, relative to the root.
-        other_suffixes: Number of files that are not images, by suffix.
-        labelled: Whether to read the folders of the images as classes.
-        root: Path of the folder or archive, for messages.
+    `keys` are the sorted paths of all images, relative to the root; `other_suffixes` counts the other files.
     """
     notes = _note_on_other_files(other_suffixes)
     if not keys:
@@ -103,7 +94,7 @@ def open_container(
         notes.append(f"{counted(len(keys_in_root), 'image')} outside of the folders {_left_out_text(keys_in_root)}")
     keys = [key for key in keys if "/" in key]
     part_folders = [folder for folder in folders if folder.lower() in PART_BY_WORD]
-    if _has_parts(root, folders, part_folders, keys):
+    if part_folders and _are_parts(part_folders, root, folders, keys):
         return _open_parts(container, root, part_folders, keys, notes)
     if len(part_folders) > 1:
         notes.append(f"{_quote_few(part_folders)} have no class folders, so these folders are read as classes")
@@ -117,10 +108,8 @@ def open_container(
     return _image_set(container, keys, classes_of_images, [""] * len(keys), notes)
 
 
-def _has_parts(root: Path, folders: list[str], part_folders: list[str], keys: list[str]) -> bool:
-    """Return whether `part_folders` are the splits of a set, and not classes called "train" or "test" by chance."""
-    if not part_folders:
-        return False
+def _are_parts(part_folders: list[str], root: Path, folders: list[str], keys: list[str]) -> bool:
+    """Return whether folders named after splits are not classes called "train" or "test" by chance."""
     folders_with_images = {key.split("/")[0] for key in keys}
     other_folders = [folder for folder in folders if folder not in part_folders and folder in folders_with_images]
     has_class_folders = any(key.count("/") >= 2 for key in keys if key.split("/")[0] in part_folders)
@@ -204,8 +193,8 @@ def _image_set(
 def splits_from_folders(keys: list[str]) -> list[str]:
     """Return the split of each image, according to its train/val/test folder; "" if the folder has another name.
 
-    If train/val/test folders seem to be classes, the result is "" for all images. This is assumed if there are also
-    other folders, and the train/val/test folders have no subfolders.
+    If there are also other folders and the train/val/test folders have no subfolders, these are taken to be classes,
+    and the result is "" for all images.
     """
     parts = [_split_from_folder(key) for key in keys]
     has_other_folders = any("/" in key and not part for key, part in zip(keys, parts, strict=True))
@@ -273,10 +262,10 @@ def is_ignored(name: str) -> bool:
 
 
 def _note_on_other_files(counts: Counter[str]) -> list[str]:
-    """Return a list with a note on the files that are not images, given the number of files by suffix.
+    """Return a list with a note on the files that are not images, given their counts by suffix; [] without such files.
 
-    The list is empty if all files are images. The most frequent suffixes come first. Equally frequent suffixes are
-    sorted, with files without a suffix last, since folders are searched in no fixed order.
+    The most frequent suffixes come first; equally frequent ones are sorted, since folders are searched in no fixed
+    order.
     """
     if not counts:
         return []

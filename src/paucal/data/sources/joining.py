@@ -19,10 +19,6 @@ def split_location(location: str | Path) -> list[str]:
     """Split a text into several locations at ":" (";" on Windows), such as "photos:more.zip".
 
     The text counts as one location if a file or folder of that name exists, or if none of the pieces exists.
-
-    Example:
-        >>> split_location("digits")
-        ['digits']
     """
     text = str(location)
     if "://" in text:  # the ":" of a URL is not a separator

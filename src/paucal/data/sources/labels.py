@@ -52,9 +52,7 @@ def find_separator(cells: Sequence[str], user_separator: str | None = None) -> s
     must be in several cells. In addition, cells (including empty cells) must have different numbers of names, or some
     name must be at different positions.
 
-    Args:
-        cells: Cells of the column.
-        user_separator: Value of --label-separator; "none" for one label in each cell; None to detect the separator.
+    `user_separator` is the value of --label-separator: "none" for one label in each cell; None to detect the separator.
 
     Example:
         >>> find_separator(["cat;dog", "cat", ""]), find_separator(["cat; tabby", "dog"])
@@ -138,7 +136,7 @@ def describe_separator(cells: Sequence[str], separator: str) -> str:
 def labels_from_names(rows: Sequence[Sequence[str]], is_multi_label: bool, source: str) -> Labels:
     """Return the labels of images from the class names of each image; exactly one name unless `is_multi_label`.
 
-    `source` says in the notes where the table has the labels of a multi-label set.
+    `source` says in the notes where the labels are.
     """
     classes = tuple(sorted({name for row in rows for name in row}))
     label_by_name = {name: label for label, name in enumerate(classes)}
@@ -155,7 +153,7 @@ def find_indicator_columns(
 ) -> tuple[int, ...]:
     """Return the positions of the columns of 1 and 0, one for each class; empty if there are fewer than two columns.
 
-    A table has `width` columns. Those at the positions `used_columns` have another meaning, and are not returned.
+    Of the `width` columns of the table, those at `used_columns` have another meaning.
     """
     columns = tuple(
         index
@@ -188,25 +186,16 @@ def labels_from_indicators(classes: tuple[str, ...], rows: Sequence[Sequence[str
 def multi_hot_labels(
     classes: tuple[str, ...], multi_hot: NDArray[np.int8], source: str, has_labels: NDArray[np.bool_] | None = None
 ) -> Labels:
-    """Return the labels of a multi-label set from its (N, K) int8 of 1, 0 and -1 (unknown), with notes.
+    """Return the labels of a multi-label set from its (N, K) int8 of 1, 0 and -1 (unknown), with notes on `source`.
 
-    Args:
-        classes: K class names.
-        multi_hot: Labels of the N images.
-        source: Where the labels come from, for the notes.
-        has_labels: (N,) images that the notes count; None for all images.
+    `has_labels` are the (N,) images that the notes count; None for all images.
     """
-    labelled_rows = multi_hot if has_labels is None else multi_hot[has_labels]
-    notes = _multi_label_notes(labelled_rows, source) if len(labelled_rows) else ()
-    return Labels(classes, np.full(len(multi_hot), -1, dtype=np.int64), multi_hot, notes)
-
-
-def _multi_label_notes(multi_hot: NDArray[np.int8], source: str) -> tuple[str, ...]:
-    label_counts = (multi_hot == 1).sum(1)
-    n_unlabelled, n_unknown = int((label_counts == 0).sum()), int((multi_hot == UNKNOWN).sum())
-    notes = [f"images have several labels ({source}): {label_counts.mean():.2g} on average, up to {label_counts.max()}"]
-    if n_unlabelled:
+    rows, notes = multi_hot if has_labels is None else multi_hot[has_labels], []
+    counts = (rows == 1).sum(1)
+    if len(rows):
+        notes.append(f"images have several labels ({source}): {counts.mean():.2g} on average, up to {counts.max()}")
+    if n_unlabelled := int((counts == 0).sum()):
         notes.append(f"{counted(n_unlabelled, 'image')} without a label: read as not of any class")
-    if n_unknown:
+    if n_unknown := int((rows == UNKNOWN).sum()):
         notes.append(f"{counted(n_unknown, 'unknown label')}: left out of the loss and the scores")
-    return tuple(notes)
+    return Labels(classes, np.full(len(multi_hot), -1, dtype=np.int64), multi_hot, tuple(notes))

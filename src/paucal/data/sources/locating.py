@@ -44,7 +44,7 @@ class ListedImage(NamedTuple):
         line: Line number of the row in its file, from 1.
         file: Table or list file.
         label: Text of the label column.
-        extra_cells: Texts of the columns in `Columns.extra_columns`, such as a patient column.
+        extra_cells: Texts of the columns in `TableColumns.extra_columns`, such as a patient column.
         indicators: Texts of the indicator columns: 1 or 0 for each class.
         names: Names of the image's classes, split from `label`.
         key: Path of the image file relative to the common folder of all images; "" if the file is not located yet.
@@ -150,9 +150,9 @@ def _likely_subfolders(
 def _choose_folder(
     rows: Sequence[ListedImage], candidates: Sequence["FileFinder"], root: Path | None
 ) -> tuple["FileFinder", str]:
-    """Return the folder that paths are relative to: the candidate in which most images of a sample exist.
+    """Return the candidate in which most images of a sample exist, and a prefix to remove from all paths (often "").
 
-    The second result is a prefix of another machine, which must be removed from all paths; it may be "".
+    The prefix is of another machine, and is looked for only below a given `root`.
     """
     sample = [rows[index] for index in evenly_spaced(len(rows), _SAMPLED_ROWS)]
     best, best_count = None, 0
@@ -186,7 +186,7 @@ def _choose_folder(
 def _foreign_prefix(paths: Sequence[str], finder: "FileFinder") -> str:
     """Return the prefix that another machine has put before all paths; "" if the paths have no common prefix.
 
-    The result is the shortest prefix without which the first path exists in the finder's folder.
+    It is the shortest prefix without which the first path exists in the finder's folder.
     """
     pieces = paths[0].split("/")
     for count in range(1, len(pieces)):
@@ -210,10 +210,7 @@ def _strip_prefix(path: str, prefixes: Sequence[str]) -> str:
 
 
 def _refuse_outside(row: ListedImage, rows: Sequence[ListedImage]) -> NoReturn:
-    """Raise a UserError for a row whose path leads out of the folder of the images.
-
-    If all `rows` have paths in one folder, the message names this folder.
-    """
+    """Raise a UserError for a row whose path leads out of the images' folder; name what all `rows` share."""
     folders = [other.path.split("/")[:-1] for other in rows]
     all_outside = all(leads_out(other.path) for other in rows)
     shared = "/".join(os.path.commonprefix(folders)) if all_outside else ""  # noqa: RUF071 (of lists of names)

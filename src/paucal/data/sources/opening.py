@@ -169,10 +169,7 @@ def _with_annotated_classes(location: str, images: ImageSet) -> ImageSet:
 
 
 def _open_tagged_or_refuse(path: Path) -> ImageSet | None:
-    """Open a location whose annotation files label whole images; return None if there are no such files.
-
-    Raises a UserError if there are annotations of boxes or masks.
-    """
+    """Open a location whose files label whole images; None without such files; refuse boxes and masks."""
     if (images := open_tagged_images(path)) is None:
         refuse_other_kinds(path, "train")
     return images

@@ -51,14 +51,14 @@ PARQUET_SUFFIXES = (".parquet", ".pq", ".arrow")
 
 
 def find_parquet(folder: Path) -> list[Path]:
-    """Return the Parquet files of a folder, or else the Arrow files written by Hugging Face's `save_to_disk`.
+    """Return the Parquet files of a folder, or else the Arrow files written by Hugging Face's `save_to_disk`, or [].
 
     Files are searched for in the folder itself, else in `data/`, else in train/val/test folders or in the only
-    subfolder with such files. The list is empty if there are no such files.
+    subfolder with such files.
     """
     for suffix in (PARQUET_SUFFIX, ARROW_SUFFIX):
         files_here, files_in_data, files_below = (
-            sorted(path for path in folder.glob(pattern) if not any(map(_is_ignored, path.relative_to(folder).parts)))
+            sorted(path for path in folder.glob(pattern) if not _is_in_ignored(path.relative_to(folder)))
             for pattern in (f"*{suffix}", f"data/*{suffix}", f"*/*{suffix}")
         )
         if files_here or files_in_data:
@@ -72,25 +72,19 @@ def find_parquet(folder: Path) -> list[Path]:
     return []
 
 
-def _is_ignored(name: str) -> bool:
-    """Return whether a file or folder is hidden, is a system file, or is a cache file of Hugging Face's `datasets`.
-
-    `Dataset.map` and other methods write cache files such as `cache-1a2b.arrow` next to the images.
-    """
-    return is_ignored(name) or (name.startswith("cache-") and name.endswith(ARROW_SUFFIX))
+def _is_in_ignored(path: Path) -> bool:
+    # `Dataset.map` of Hugging Face's `datasets` and others write cache files such as `cache-1a2b.arrow`.
+    is_cache = any(name.startswith("cache-") and name.endswith(ARROW_SUFFIX) for name in path.parts)
+    return is_cache or any(map(is_ignored, path.parts))
 
 
 def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> ImageSet:
     """Open Parquet or Arrow files as one set.
 
     The split (train, val or test) of a file's images is in the name of the file (`train-00000-of-00002.parquet`), or
-    else of its folder (`train/0000.parquet`). A single file has no split. Rows without a label (null or -1, as in
-    test data whose labels are not published) are left out of a labelled set, with a note. If rows have lists of
-    labels, the set is multi-label.
-
-    Raises:
-        UserError: A file is not a Parquet file, lacks a column, or numbers its classes differently from the other
-            files; or a label has no class name.
+    else of its folder (`train/0000.parquet`). A single file has no split. Rows without a label (null or -1, as in test
+    data whose labels are not published) are left out of a labelled set, with a note. If rows have lists of labels, the
+    set is multi-label.
     """
     folder = LocalShardFolder(root)
     shards = [shard_from_file(require_regular(file), file.relative_to(root).as_posix()) for file in files]
@@ -100,10 +94,7 @@ def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> I
 
 
 def find_remote_parquet(folder: RemoteShardFolder) -> list[RowFile]:
-    """Return the Parquet files in a folder on object storage and its subfolders.
-
-    The list is empty if there are tar files, or if the storage cannot list files.
-    """
+    """Return the Parquet files in a folder on object storage; [] if there are tar files, or nothing can be listed."""
     remote_files = folder.list_files() or []
     if any(shard.name.lower().endswith(".tar") for shard in remote_files):
         return []
@@ -115,13 +106,10 @@ def find_remote_parquet(folder: RemoteShardFolder) -> list[RowFile]:
 
 
 def open_remote_parquet(files: Sequence[RowFile], options: SourceOptions) -> ImageSet:
-    """Open Parquet files on object storage as one streamed set; see `open_parquet`.
-
-    Labels are read without downloading the files. A file is downloaded when one of its images is first needed.
-    """
-    if len(files) == 1:
-        return _open_files(list(files), Path(files[0].shard.name).stem, str(files[0]), options)
-    return _open_files(list(files), files[0].folder.name, files[0].folder.location, options)
+    """Open Parquet files on object storage as one streamed set; labels are read without downloading files."""
+    folder, single = files[0].folder, len(files) == 1
+    name = Path(files[0].shard.name).stem if single else folder.name
+    return _open_files(list(files), name, str(files[0]) if single else folder.location, options)
 
 
 def _open_files(files: list[RowFile], name: str, location: str, options: SourceOptions) -> ImageSet:
@@ -212,10 +200,7 @@ def _notes_on_missing_files(files: Sequence[RowFile]) -> list[str]:
 
 
 def _read_labels(files: Sequence[RowFile], columns: ParquetColumns) -> tuple[list[list[int]], list[StoredLabels]]:
-    """Return the numbers of rows in the row groups of each file, and the labels of each file.
-
-    The list of labels is empty if there is no label column.
-    """
+    """Return the numbers of rows in the row groups of each file, and the labels of each file (or [])."""
     group_sizes: list[list[int]] = []
     labels: list[StoredLabels] = []
     for file in files:
@@ -314,13 +299,7 @@ def is_on_hub(location: str | Path) -> bool:
 def open_hub(location: str, _: Any, options: SourceOptions) -> ImageSet:
     """Open the Parquet files of a data set on the Hugging Face hub.
 
-    Args:
-        location: "hf:OWNER/NAME", or "hf:OWNER/NAME/CONFIGURATION" if the data set has several configurations.
-        options: Options for Parquet files, and whether the data set may be downloaded.
-
-    Raises:
-        UserError: The name is invalid; the data set does not exist, cannot be downloaded or has no Parquet files; or
-            the data set has several configurations and the location does not name a configuration.
+    `location` is "hf:OWNER/NAME", or "hf:OWNER/NAME/CONFIGURATION" if the data set has several configurations.
     """
     folder, files = _hub_files(str(location), options.download)
     images = open_parquet(folder, files, options)
@@ -355,10 +334,7 @@ def _hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
 
 
 def _select_configuration(root: Path, files: list[Path], configuration: str, location: str) -> list[Path]:
-    """Return the files of one configuration, which is a folder in `root`.
-
-    `configuration` is "" if the location does not name a configuration; then only one configuration may exist.
-    """
+    """Return the files of one configuration, a folder in `root`; only one may exist if `configuration` is ""."""
     folders = sorted({file.relative_to(root).parts[0] for file in files if len(file.relative_to(root).parts) > 1})
     if configuration:
         if matching := [file for file in files if file.relative_to(root).parts[0] == configuration]:

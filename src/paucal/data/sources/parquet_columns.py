@@ -23,13 +23,7 @@ _MAX_EXACT_INTEGER = 2**53  # float64 represents all smaller integers exactly
 
 @dataclass(frozen=True)
 class ParquetColumns:
-    """The columns that are read from a Parquet or Arrow file.
-
-    Attributes:
-        image: Name of the image column.
-        label: Name of the label column; None to read no labels.
-        classes: Class names in label order, from the metadata of the file; empty if the metadata has no class names.
-    """
+    """The columns that are read from a file: `label` is None to read no labels, `classes` are the metadata's names."""
 
     image: str
     label: str | None
@@ -39,7 +33,10 @@ class ParquetColumns:
 def find_columns(shown_path: str, schema: pa.Schema, options: SourceOptions) -> ParquetColumns:
     """Return the columns of images and labels in a schema; `shown_path` is the path of the file for messages."""
     features = read_features(schema)
-    image = options.image_column or _image_column(schema, features)
+    image_features = [name for name, value in features.items() if value.get("_type") == "Image"]
+    usual_names = ["image", "img", *(image_features if len(image_features) == 1 else [])]
+    found = (name for name in usual_names if name in schema.names and _holds_bytes(schema.field(name).type))
+    image = options.image_column or next(found, None)
     if image is None:
         raise UserError(
             f"{shown_path} has no image column; expected a column 'image' with bytes, but found "
@@ -73,12 +70,7 @@ def is_number_or_text(column_type: pa.DataType) -> bool:
 
 
 def csv_cells(column: Any) -> list[str]:
-    """Return the numbers, texts or booleans in a column as text for the cells of a CSV file; "" for missing values.
-
-    Example:
-        >>> csv_cells(pa.array([1.5, None, 3.0]))
-        ['1.5', '', '3']
-    """
+    """Return the numbers, texts or booleans in a column as text for the cells of a CSV file; "" for missing values."""
     values = ["" if value is None or value != value else value for value in column.to_pylist()]
     return [str(int(value) if isinstance(value, float) and value.is_integer() else value) for value in values]
 
@@ -100,10 +92,7 @@ def read_features(schema: pa.Schema) -> Features:
 
 
 def class_names(features: Features, label: str) -> tuple[str, ...]:
-    """Return the class names in the description of a label column; () if the description has no names.
-
-    Characters that are not valid Unicode are replaced.
-    """
+    """Return the class names in the description of a label column, with invalid Unicode replaced; () without names."""
     names = features.get(label, {}).get("names", [])
     return tuple(str(name).encode(errors="replace").decode() for name in names) if isinstance(names, list) else ()
 
@@ -124,14 +113,6 @@ def describe_columns(schema: pa.Schema) -> str:
 
 def _class_features(features: Features) -> list[str]:
     return [name for name, value in features.items() if value.get("_type") == "ClassLabel"]
-
-
-def _image_column(schema: pa.Schema, features: Features) -> str | None:
-    image_features = [name for name, value in features.items() if value.get("_type") == "Image"]
-    for name in ["image", "img", *(image_features if len(image_features) == 1 else [])]:
-        if name in schema.names and _holds_bytes(schema.field(name).type):
-            return name
-    return None
 
 
 def _holds_bytes(column_type: pa.DataType) -> bool:
@@ -241,7 +222,7 @@ def encode_labels(
     """Return the classes and class numbers of all rows of several files.
 
     A row without a label has the class number -1, or -1 for every class in a multi-label set. `separator` separates
-    several labels in one text; None or "none" if each text is one label. `shown_path` is for messages.
+    several labels in one text; None or "none" if each text is one label.
     """
     kinds = sorted({values.kind for values in stored if len(values)})
     if len(kinds) > 1:
@@ -253,7 +234,7 @@ def encode_labels(
     lengths = [labels.lengths for labels in stored if labels.lengths is not None]
     if lengths:
         are_indicators = any(labels.are_indicators for labels in stored)
-        return _labels_from_lists(StoredLabels(values, np.concatenate(lengths), are_indicators), columns, shown_path)
+        return _labels_from_lists(values, np.concatenate(lengths), are_indicators, columns, shown_path)
     if separator is not None and separator != ONE_LABEL:
         if values.dtype != object:
             raise UserError(
@@ -285,12 +266,22 @@ def _number_classes(
     return columns.classes, np.maximum(values, -1)
 
 
-def _labels_from_lists(stored: StoredLabels, columns: ParquetColumns, shown_path: str) -> Labels:
-    assert stored.lengths is not None
-    values, lengths = stored.values, stored.lengths
+def _labels_from_lists(
+    values: NDArray[Any], lengths: NDArray[np.int64], are_indicators: bool, columns: ParquetColumns, shown_path: str
+) -> Labels:
     rows = np.repeat(np.arange(len(lengths)), np.maximum(lengths, 0))  # row of each value
-    if stored.are_indicators or _are_indicator_lists(values, lengths, rows):
-        return _labels_from_indicator_lists(values, lengths, columns, shown_path)
+    if are_indicators or _are_indicator_lists(values, lengths, rows):
+        n_classes = int(lengths.max())
+        if columns.classes and len(columns.classes) != n_classes:
+            raise UserError(
+                f"column '{columns.label}' of {shown_path} has lists of {n_classes} values of 1 or 0, but the metadata "
+                f"has {len(columns.classes)} class names; correct the lists or the metadata."
+            )
+        multi_hot = np.full((len(lengths), n_classes), UNKNOWN, dtype=np.int8)
+        multi_hot[lengths >= 0] = values.reshape(-1, n_classes)
+        classes = columns.classes or tuple(str(index) for index in range(n_classes))
+        source = f"lists of a 1 or 0 for every class in the column '{columns.label}'"
+        return multi_hot_labels(classes, multi_hot, source, lengths >= 0)
     classes, numbers = _number_classes(values, columns, shown_path)
     if (lengths == 1).all():  # one label per image: not a multi-label set
         return Labels(classes, numbers)
@@ -309,19 +300,3 @@ def _are_indicator_lists(values: NDArray[Any], lengths: NDArray[np.int64], rows:
         return False
     n_ones = np.bincount(rows, weights=values, minlength=len(lengths))[lengths >= 0]
     return bool(((n_ones > 1) | (lengths[lengths >= 0] - n_ones > 1)).any())
-
-
-def _labels_from_indicator_lists(
-    values: NDArray[np.int64], lengths: NDArray[np.int64], columns: ParquetColumns, shown_path: str
-) -> Labels:
-    n_classes = int(lengths.max())
-    if columns.classes and len(columns.classes) != n_classes:
-        raise UserError(
-            f"column '{columns.label}' of {shown_path} has lists of {n_classes} values of 1 or 0, but the metadata has "
-            f"{len(columns.classes)} class names; correct the lists or the metadata."
-        )
-    multi_hot = np.full((len(lengths), n_classes), UNKNOWN, dtype=np.int8)
-    multi_hot[lengths >= 0] = values.reshape(-1, n_classes)
-    classes = columns.classes or tuple(str(index) for index in range(n_classes))
-    source = f"lists of a 1 or 0 for every class in the column '{columns.label}'"
-    return multi_hot_labels(classes, multi_hot, source, lengths >= 0)

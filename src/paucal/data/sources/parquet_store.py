@@ -58,9 +58,7 @@ class RowFile:
     def read_rows(self, column: str | None) -> RowGroups:
         """Read the number of rows in each row group, and the values of a column unless `column` is None.
 
-        Raises:
-            UserError: The file cannot be read.
-            ArrowException: The column is damaged.
+        Raises an ArrowException if the column is damaged, and a UserError if the file is.
         """
         if self.is_arrow:
             table = read_arrow(self.folder.fetch_shard(self.shard))
@@ -126,9 +124,7 @@ def row_group_sizes(file: pq.ParquetFile) -> list[int]:
 
 
 class RowStore(EncodedStore):
-    """Encoded images in the rows of Parquet or Arrow files; subclasses read the files.
-
-    A process that unpickles the store opens the files again.
+    """Encoded images in the rows of Parquet or Arrow files; a process that unpickles the store opens the files again.
 
     Args:
         folder: Local or remote folder of the files.
@@ -191,12 +187,11 @@ class ArrowStore(RowStore):
 
 
 class ParquetStore(RowStore):
-    """Rows of memory-mapped Parquet files, read one row group at a time.
+    """Rows of memory-mapped Parquet files, read one row group (the smallest readable block) at a time.
 
-    A row group is the smallest block of a Parquet file that can be read. The most recently used row groups are cached
-    in memory with encoded images, up to 1 GiB in each process (512 MiB for a set of 200,000 images or more). Forked
-    data loader workers share the row groups that the parent process had cached. A file on object storage is downloaded
-    completely when one of its images is first needed.
+    The most recently used row groups are cached in memory with encoded images, up to 1 GiB in each process (512 MiB for
+    a set of 200,000 images or more). Forked loader workers share the row groups that the parent process had cached. A
+    file on object storage is downloaded completely when one of its images is first needed.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -225,15 +220,13 @@ class ParquetStore(RowStore):
         if file not in self._readers:
             while len(self._readers) >= _MAX_OPEN_FILES:
                 self._readers.popitem(last=False)
-            self._readers[file] = self._open_file(file)
+            try:
+                reader = pq.ParquetFile(self._folder.fetch_shard(self._files[file]), memory_map=True)
+            except FileNotFoundError:  # another process has deleted the copy to free space, so download it again
+                reader = pq.ParquetFile(self._folder.fetch_shard(self._files[file]), memory_map=True)
+            self._readers[file] = reader
         self._readers.move_to_end(file)
         return self._readers[file]
-
-    def _open_file(self, file: int) -> pq.ParquetFile:
-        try:
-            return pq.ParquetFile(self._folder.fetch_shard(self._files[file]), memory_map=True)
-        except FileNotFoundError:  # another process has deleted the copy to free space, so download the file again
-            return pq.ParquetFile(self._folder.fetch_shard(self._files[file]), memory_map=True)
 
     def _read_group(self, reader: pq.ParquetFile, group: int) -> pa.Array:
         # Arrow's thread pool is not used, since in some Arrow versions the pool does not work after a fork.

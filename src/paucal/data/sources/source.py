@@ -34,10 +34,9 @@ class Source:
 
     Attributes:
         noun: Noun for the location in messages, such as "a list file (.txt)".
-        kind: "name" for a name that takes precedence over a path, "address" for a remote location, "file" for the path
-            of a file, or "folder" for the path of a folder.
+        kind: "name" for a name that takes precedence over a path, "address" for a remote location, "file" or "folder".
         recognise: Function (location, options) that returns True or the files to open if the location is of this type,
-            and otherwise a false value, such as None.
+            else a false value.
         open: Function (location, result of `recognise`, options) that opens the images.
     """
 

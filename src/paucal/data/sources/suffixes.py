@@ -27,12 +27,7 @@ IMAGE_SUFFIXES = _readable_suffixes()
 
 
 def install_command(suffix: str) -> str:
-    """Return the command that installs support for a suffix that is not in `IMAGE_SUFFIXES`, if any; else "".
-
-    Example:
-        >>> install_command(".avif"), install_command(".txt")
-        ('pip install -U pillow', '')
-    """
+    """Return the command that installs support for a suffix that is not in `IMAGE_SUFFIXES`, if any; else ""."""
     if suffix in _HEIF:
         return "pip install 'paucal[heif]'"
     return "pip install -U pillow" if suffix in _PILLOW_FEATURES else ""

@@ -137,11 +137,10 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
 
 
 def find_tables(folder: Path, options: SourceOptions) -> dict[str, Path]:
-    """Return the tables that describe the images of a folder, by split; empty if there is no such table.
+    """Return the tables that describe the images of a folder, by split (or ""); empty if there is no such table.
 
-    The folder itself and subfolders such as `annotations` are searched first. They may have a train table together with
-    val and test tables, or only one table with paths and classes. Otherwise each train/val/test folder is searched for
-    one table. The key of a table that does not belong to a split is "".
+    The folder itself and subfolders such as `annotations` are searched first, for a train table with val and test
+    tables, or only one table with paths and classes. Otherwise each train/val/test folder is searched for one table.
     """
     table_folders, part_folders = (
         [entry for entry in sorted(folder.iterdir()) if entry.name.lower() in names and entry.is_dir()]
@@ -182,8 +181,7 @@ def tables_of_set(file: Path, options: SourceOptions) -> dict[str, Path]:
 def is_image_table(file: Path, options: SourceOptions, must_be_readable: bool = False) -> bool:
     """Return whether a file has a column of paths, and a column of classes or an indicator column for each class.
 
-    An unreadable file raises an error if `must_be_readable`, as for files that belong to a set; otherwise the result is
-    False.
+    An unreadable file raises an error if `must_be_readable`, as for files that belong to a set.
     """
     if not is_regular(file) or file.stat().st_size > MAX_BYTES:
         return False
@@ -233,10 +231,7 @@ def _unnamed_columns(file: Path, rows: Sequence[TableRow], labelled: bool) -> Ta
 def _find_split_columns(
     plain_names: Sequence[str], names: Sequence[str], cells: Sequence[Sequence[str]]
 ) -> tuple[int | None, tuple[tuple[int, str], ...], list[str]]:
-    """Return the position of the column of splits, or else the flag columns, and notes for the user.
-
-    See `Columns.flags` for flag columns.
-    """
+    """Return the position of the column of splits, or else the `TableColumns.flags`, and notes for the user."""
     split = first_position(plain_names, SPLIT_COLUMNS)
     flags, notes = [], []
     for index, name in enumerate(plain_names):
@@ -253,9 +248,9 @@ def _find_split_columns(
 
 
 def _find_name_column(plain_names: Sequence[str], cells: Sequence[Sequence[str]], label: int) -> int:
-    """Return the position of the column with the class names; `label` is the position of the label column.
+    """Return the position of the column with the class names, given the position of the label column.
 
-    The result is `label` itself, unless the label column has numbers and another column has one name per number.
+    The two differ only if the label column has numbers and another column has one name per number.
     """
     numbers = [row[label] for row in cells if len(row) > label]
     if not all(re.fullmatch(r"\d*(\.0)?", number) for number in numbers):

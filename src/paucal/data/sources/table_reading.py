@@ -41,16 +41,10 @@ class TableRows(NamedTuple):
 
 
 def read_table(file: Path, max_rows: int | None = None, keep_whitespace: bool = False) -> TableRows:
-    """Read the non-empty rows of a table.
+    """Read the non-empty rows of a table, at most `max_rows` with the header.
 
-    Args:
-        file: CSV, TSV or JSON-lines file.
-        max_rows: Maximum number of rows to read, including the header; None for all rows.
-        keep_whitespace: Whether to keep white space at the ends of cells, for files that paucal has written.
-
-    Raises:
-        UserError: The file is not text, or has an unclosed quote or a line that is not a JSON object.
-        OSError: The file does not exist, or cannot be read.
+    `keep_whitespace` keeps white space at the ends of cells, for files that paucal has written. Raises an OSError if
+    the file cannot be read.
     """
     text, _, note = read_decoded(file, MAX_BYTES)
     rows = _json_rows(file, text) if file.suffix.lower() in JSON_LINES else csv_rows(file, text, keep_whitespace)
@@ -60,8 +54,7 @@ def read_table(file: Path, max_rows: int | None = None, keep_whitespace: bool = 
 def read_list(file: Path, labelled: bool, max_rows: int | None = None) -> TableRows:
     """Read the non-empty lines of a list file as rows of two cells, a path with forward slashes and a class number.
 
-    Paths may contain spaces. If not `labelled`, the class number may be missing in the file, and the second cell of
-    every row is "-1".
+    Paths may contain spaces. If not `labelled`, the class number may be missing, and every second cell is "-1".
     """
     text, _, note = read_decoded(file, MAX_LIST_BYTES)
     lines = ((n, line.strip()) for n, line in enumerate(io.StringIO(text, newline=None), start=1) if line.strip())
@@ -80,11 +73,7 @@ def read_list(file: Path, labelled: bool, max_rows: int | None = None) -> TableR
 
 
 def csv_rows(file: Path, text: str, keep_whitespace: bool = False) -> Iterator[TableRow]:
-    """Yield the non-empty rows in the text of a CSV file; refuse an unclosed quote, which would join lines in one cell.
-
-    Raises:
-        UserError: A quote is not closed, or a line cannot be read.
-    """
+    """Yield the non-empty rows in the text of a CSV file; refuse an unclosed quote, which would join lines."""
     first_line, _, later_lines = text.partition("\n")
     first_line = first_line.strip().lower()
     if first_line.startswith("sep=") and len(first_line) == 5:  # names the separator for Excel
@@ -105,10 +94,7 @@ def csv_rows(file: Path, text: str, keep_whitespace: bool = False) -> Iterator[T
 
 
 def _check_quotes(file: Path, make_reader: Callable[[bool], Any]) -> bool:
-    """Raise a UserError for an unclosed quote; return whether the file can be parsed with `strict`.
-
-    `make_reader` returns a CSV reader, given `strict`.
-    """
+    """Raise a UserError for an unclosed quote; return whether the file can be parsed with `strict`."""
     # Strict parsing finds unclosed quotes, but also refuses white space after a closing quote. In that case, the file
     # is parsed again without `strict`, and an unclosed quote is recognised as a cell of several lines.
     for strict in (True, False):

@@ -1,7 +1,4 @@
-"""Opens the images in the rows of a table (`image_path,label`) or a list file (`cat/1.jpg 0`).
-
-A list file has no header; each line has a path and a class number.
-"""
+"""Opens the images in the rows of a table (`image_path,label`) or a list file (`cat/1.jpg 0`, without a header)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -64,13 +61,11 @@ class _LocatedRows(NamedTuple):
 
 
 def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
-    """Open the CSV, TSV or JSON-lines files of the splits of one set.
+    """Open the CSV, TSV or JSON-lines files of the splits of one set, as returned by `find_tables`.
 
     The first row is the header; if there is no header, the first two columns are the path and the class. Classes are
     numbered in lexicographic order over all tables. The `split.csv` of a run is also a supported table. If a cell has
     several class names (`cat;dog`), or each class has a column of 1 and 0 (`labels.py`), the set is multi-label.
-
-    `files` has the table of each split, as returned by `find_tables`; the key is "" for a single table.
     """
     tables, is_multi_label, label_source = _split_label_cells(_read_tables(files, options), options)
     if not tables.rows:
@@ -95,13 +90,11 @@ def _with_extra_columns(images: ImageSet, located: _LocatedRows, columns: Mappin
     """Return the set with the extra columns of all tables; columns that a table lacks are empty for its images."""
     names_of = {file: [columns.names[index] for index in columns.extra_columns] for file, columns in columns.items()}
     positions = {file: {name: n for n, name in enumerate(names)} for file, names in names_of.items()}
-    problems = {
-        names_of[file][
-            n
-        ]: f"{first.key[:_MAX_SHOWN]!r} is in {_describe_lines(first, second)} with different cells in the "
-        f"column {names_of[file][n]!r}; keep one of the lines."
-        for (file, n), (first, second) in located.conflicts.items()
-    }
+    problems: dict[str, str] = {}
+    for (file, n), (first, second) in located.conflicts.items():
+        name, lines = names_of[file][n], _describe_lines(first, second)
+        different = f"with different cells in the column {name!r}; keep one of the lines."
+        problems[name] = f"{first.key[:_MAX_SHOWN]!r} is in {lines} {different}"
     for file, names in names_of.items():
         repeated = [name for name in names if names.count(name) > 1]
         problems |= {name: repeated_column_message(file, name) for name in repeated}
@@ -186,8 +179,7 @@ def _listed_image(
 def _split_label_cells(tables: _Tables, options: SourceOptions) -> tuple[_Tables, bool, str]:
     """Split the label cells into class names, and leave out rows without a label.
 
-    Returns:
-        The tables with class names, whether the set is multi-label, and a description of how labels are separated.
+    Also return whether the set is multi-label, and a description of how labels are separated.
     """
     if not options.labelled or tables.columns[0].indicators:
         return tables, True, ""
@@ -225,13 +217,9 @@ def open_list(file: Path, options: SourceOptions) -> ImageSet:
 
     Each line has a path, which may contain spaces, and a class number. A train list (`real_train.txt`, `train.txt`) is
     opened with the val and test lists of the same name, and each list is a split. Any other list is opened alone, and
-    defines no split. Labels are numbered over all lists, in the order of the class numbers in the lists, so labels do
-    not depend on classes that are missing in a split. If each class has its own folder of images, classes are named
-    after the folders; otherwise the class numbers are the names.
-
-    Raises:
-        UserError: A line has no path or class number, or a path outside of the root; an image is listed with two splits
-            or labels; or the first image does not exist.
+    defines no split. Labels are numbered over all lists, in the order of the class numbers, so they do not depend on
+    classes that are missing in a split. If each class has its own folder of images, classes are named after the
+    folders; otherwise the class numbers are the names.
     """
     lists = files_of_set(file, lambda other: True, "lists")
     rows: list[ListedImage] = []
@@ -261,8 +249,8 @@ def _classes_of_numbers(rows: Sequence[ListedImage], numbers: Sequence[int]) -> 
 def find_train_list(folder: Path, root: Path | None = None) -> Path | None:
     """Return the train list in a folder; None if there is no train list.
 
-    A file is a train list if it is named like one (`train.txt`, `real_train.txt`), the first line has a path and a
-    class number, and `open_list` would find the image of this line.
+    It is named like one (`train.txt`, `real_train.txt`), the first line has a path and a class number, and `open_list`
+    would find the image of this line.
     """
     lists = select_train_files([file for file in sorted(folder.glob(f"[!.]*{LIST_SUFFIX}")) if _is_list(file, root)])
     if len(lists) > 1:
@@ -288,7 +276,7 @@ def hold_out_listed_images(images: ImageSet, folder: Path, root: Path | None = N
 
     If a train list has a val list but no test list, the val list is used as test list, as in `make_split`. If the
     folder has several train lists with test lists, all test lists are used, since a later run may be trained on any of
-    the train lists. `root` is the folder that the paths in the lists are relative to; None to find this folder.
+    the train lists.
     """
     lists = [file for file in sorted(folder.glob(f"[!.]*{LIST_SUFFIX}")) if _is_list(file, root, False)]
     names = {file: parse_part_name(file) for file in lists}
@@ -312,17 +300,23 @@ def hold_out_listed_images(images: ImageSet, folder: Path, root: Path | None = N
 
 
 def _locate_rows(rows: Sequence[ListedImage], root: Path | None, boxes: str = "") -> _LocatedRows:
-    """Find the image file of each row, and leave out rows that repeat an earlier row.
-
-    `boxes` has the names of the columns of boxes, for a message; "" if there are no such columns.
-    """
+    """Find the image file of each row, and leave out rows that repeat an earlier row; `boxes` names box columns."""
     located = locate_images(rows, root)
     row_of_key: dict[str, ListedImage] = {}
     conflicts: dict[tuple[Path, int], tuple[ListedImage, ListedImage]] = {}
     for row, key in zip(rows, located.keys, strict=True):
         first = row_of_key.setdefault(key, row._replace(key=key))
         if (first.names, first.indicators, first.part) != (row.names, row.indicators, row.part):
-            raise _conflict_error(key, first, row, boxes)
+            shown_key = repr(key[:_MAX_SHOWN])
+            if boxes:
+                raise UserError(
+                    f"{row.file} has several rows for {shown_key}, and has columns of boxes ({boxes}): use paucal "
+                    "detect, or give each image one row."
+                )
+            raise UserError(
+                f"{shown_key} is in {_describe_lines(first, row)} with different labels or splits; keep one of the "
+                "lines."
+            )
         if first.extra_cells != row.extra_cells and first.file == row.file:
             cells = zip(first.extra_cells, row.extra_cells, strict=True)
             conflicts |= {(row.file, n): (first, row) for n, (cell, other) in enumerate(cells) if cell != other}
@@ -330,18 +324,6 @@ def _locate_rows(rows: Sequence[ListedImage], root: Path | None, boxes: str = ""
     if repeated := len(rows) - len(row_of_key):
         notes.append(f"{counted(repeated, 'repeated row')} of {rows[0].file.name} {was_or_were(repeated)} left out")
     return _LocatedRows(list(row_of_key.values()), located.folder, notes, conflicts)
-
-
-def _conflict_error(key: str, first: ListedImage, second: ListedImage, boxes: str) -> UserError:
-    if boxes:
-        return UserError(
-            f"{second.file} has several rows for {key[:_MAX_SHOWN]!r}, and has columns of boxes ({boxes}): use paucal "
-            "detect, or give each image one row."
-        )
-    return UserError(
-        f"{key[:_MAX_SHOWN]!r} is in {_describe_lines(first, second)} with different labels or splits; "
-        "keep one of the lines."
-    )
 
 
 def _describe_lines(first: ListedImage, second: ListedImage) -> str:

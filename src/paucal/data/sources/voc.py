@@ -104,14 +104,11 @@ def _read_list(file: Path) -> tuple[list[tuple[str, int]], str]:
         if line.strip() and (match is None or leads_out(plain_path(match["image"]))):
             raise UserError(f"line {number} of {file} is {line[:80].strip()!r}; expected an image and 1, 0 or -1.")
         if match is not None:
-            rows.append((_image_name(match["image"]), int(match["mark"])))
+            name = plain_path(match["image"]).removeprefix(f"{IMAGES}/")
+            if name.lower().endswith(IMAGE_SUFFIXES):  # some programs add the folder and the suffix
+                name = name[: -len(Path(name).suffix)]
+            rows.append((name, int(match["mark"])))
     return rows, note
-
-
-def _image_name(text: str) -> str:
-    """Return the name of an image in VOC's form, without the folder and the suffix that some programs add."""
-    name = plain_path(text).removeprefix(f"{IMAGES}/")
-    return name[: -len(Path(name).suffix)] if name.lower().endswith(IMAGE_SUFFIXES) else name
 
 
 def _find_image_file(finder: FileFinder, image: str, root: Path) -> str:
