@@ -1,7 +1,4 @@
-"""The cache folder of decoded images, shards and features: path, size, and removal of files.
-
-NumPy is not imported here, so that `paucal cache` starts quickly.
-"""
+"""The cache folder of decoded images, shards and features; without NumPy, so that `paucal cache` starts quickly."""
 
 import os
 import shutil
@@ -22,13 +19,7 @@ _MAX_UNFINISHED_AGE = 24 * 3600  # seconds after which an unfinished file is rem
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """The file with the decoded images of one set.
-
-    Attributes:
-        pixels_path: Path of the file.
-        n_bytes: Size of the file in bytes.
-        last_used: Time of the last use, in seconds since 1970.
-    """
+    """The file with the decoded images of one set; `last_used` is in seconds since 1970."""
 
     pixels_path: Path
     n_bytes: int
@@ -83,10 +74,7 @@ def usable_cache_folder() -> Path | None:
 
 
 def usable_disk_bytes(folder: Path) -> int:
-    """Return how many bytes the images of one set may take up on the disk of a folder.
-
-    The result is half of the free disk space, but at most 32 GiB, and 0 if the free space cannot be determined.
-    """
+    """Return how many bytes the images of one set may take up: half of the free disk space, at most 32 GiB."""
     try:
         return min(MAX_BYTES, int(_MAX_DISK_FRACTION * shutil.disk_usage(folder).free))
     except OSError:
@@ -108,8 +96,8 @@ def list_entries(folder: Path) -> list[CacheEntry]:
 def evict_entries(folder: Path, max_bytes: int = MAX_BYTES, kept_pixels_path: Path | None = None) -> None:
     """Remove old unfinished files, and the least recently used entries until all entries take up at most `max_bytes`.
 
-    The entry with the file `kept_pixels_path` is kept. A run that has opened an entry can still read the entry after
-    the removal. On Windows, an open entry is not removed.
+    The entry with the file `kept_pixels_path` is kept. A run that has opened an entry can still read it after the
+    removal. On Windows, an open entry is not removed.
     """
     entries = list_entries(folder)
     total = sum(entry.n_bytes for entry in entries)

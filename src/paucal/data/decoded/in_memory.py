@@ -78,22 +78,9 @@ def cache_images(
 ) -> tuple[ImageSet, list[str]]:
     """Decode every image once to verify it, and keep all decoded images in memory if they fit.
 
-    The size of the decoded images is estimated from the headers of a sample. If the decoded images do not fit, the
-    returned set reads and decodes the original images.
-
-    Args:
-        image_set: Images to verify.
-        max_bytes: Maximum size of the decoded images in bytes; 0 keeps no decoded images. None allows a quarter of the
-            free memory, at most 4 GiB.
-        on_bad: "refuse" raises a UserError if an image is unreadable, "skip" leaves unreadable images out.
-        workers: Number of threads; None for one per CPU core, at most 16.
-        progress: Function called with (images done, total images) from the calling thread.
-
-    Returns:
-        The set without unreadable images (with a `InMemoryStore` if it fits), and the keys of the unreadable images.
-
-    Raises:
-        UserError: Images are unreadable and `on_bad` is "refuse", or no image is readable.
+    The size of the decoded images is estimated from the headers of a sample. If they take up more than `max_bytes`
+    (None allows a quarter of the free memory, at most 4 GiB), the returned set reads and decodes the original images.
+    The other arguments and the result are those of `verify_images`.
     """
     if max_bytes is None:
         max_bytes = min(MAX_BYTES, int(_MAX_MEMORY_FRACTION * read_available_memory()))
@@ -102,36 +89,29 @@ def cache_images(
     pixels = _allocate(min(max_bytes, int(_SIZE_MARGIN * estimate))) if 0 < estimate <= max_bytes else None
     if pixels is None:
         return verify_images(image_set, on_bad, workers, progress)
-    block_filler = _BlockFiller(image_set.store, pixels)
+    offsets, shapes = np.zeros(len(image_set), dtype=np.int64), np.zeros((len(image_set), 2), dtype=np.int64)
+    block, used, lock = pixels.numpy(), 0, threading.Lock()
+
+    def decode_into_block(index: int) -> None:
+        nonlocal used
+        image = pixels_of(image_set.store.read(index))
+        with lock:
+            start = used
+            used = end = start + image.size
+        if end > block.size:
+            raise CacheFullError
+        block[start:end] = image.reshape(-1)
+        offsets[index], shapes[index] = start, image.shape[:2]
+
     try:
-        problems = process_images(len(image_set), block_filler, workers, progress)
+        problems = process_images(len(image_set), decode_into_block, workers, progress)
     except CacheFullError:  # the estimate was too low
         return verify_images(image_set, on_bad, workers, progress)
     readable_set, names = drop_unreadable(image_set, problems, on_bad)
     readable = np.setdiff1d(np.arange(len(image_set)), list(problems))
-    tables = (block_filler.offsets[readable], block_filler.shapes[readable])
-    offsets, shapes = (torch.from_numpy(table).share_memory_() for table in tables)
-    store = InMemoryStore(pixels, offsets, shapes, readable_set.store, image_set.decode_options.channels)
+    tables = [torch.from_numpy(table[readable]).share_memory_() for table in (offsets, shapes)]
+    store = InMemoryStore(pixels, *tables, readable_set.store, image_set.decode_options.channels)
     return replace(readable_set, store=store), names
-
-
-class _BlockFiller:
-    """Decodes images one after the other into a block of memory; called from several threads."""
-
-    def __init__(self, source: Store, pixels: Tensor) -> None:
-        self.offsets = np.zeros(len(source), dtype=np.int64)
-        self.shapes = np.zeros((len(source), 2), dtype=np.int64)
-        self._source, self._pixels, self._used, self._lock = source, pixels.numpy(), 0, threading.Lock()
-
-    def __call__(self, index: int) -> None:
-        image = pixels_of(self._source.read(index))
-        with self._lock:
-            start = self._used
-            self._used = end = start + image.size
-        if end > self._pixels.size:
-            raise CacheFullError
-        self._pixels[start:end] = image.reshape(-1)
-        self.offsets[index], self.shapes[index] = start, image.shape[:2]
 
 
 def estimate_decoded_bytes(images: ImageSet, sample: int = 64) -> float:

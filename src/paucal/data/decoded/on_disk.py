@@ -32,8 +32,8 @@ class EntryTable:
         offsets: (N,) int64 byte offset in the file at which each image begins.
         shapes: (N, 2) int64 heights and widths in pixels of the stored, possibly reduced images.
         sizes: (N, 2) int64 heights and widths in pixels of the original images.
-        moments: (N, 2, C) float64 means and mean squares of the channels (`moments_of`); NaN for images whose
-            shorter side is below 128 pixels, since their moments are quickly computed when they are needed.
+        moments: (N, 2, C) float64 means and mean squares of the channels (`moments_of`); NaN for images whose shorter
+            side is below 128 pixels, since their moments are quickly computed when they are needed.
         digests: (N, 16) uint8 digests of the encoded images.
     """
 
@@ -71,15 +71,10 @@ class EntryTable:
 class MappedEntry:
     """A memory-mapped cache entry. A process that unpickles the entry maps the file again.
 
-    Args:
-        path: File with the (H, W, C) uint8 pixels of one image after the other, followed by the mark.
-        table: Positions and sizes of the images in the file.
-        mark: Random bytes that are stored in the table and in the file, to show that the two belong together. Another
-            process may replace the table or the file at any time, with the same images in a different order.
-
-    Raises:
-        OSError: The file is missing.
-        ValueError: The file ends with a different mark.
+    `path` is the file with the (H, W, C) uint8 pixels of one image after the other, followed by the `mark`: random
+    bytes that are also in the table, to show that the two belong together. Another process may replace the table or the
+    file at any time, with the same images in a different order. A different mark raises a ValueError, a missing file an
+    OSError.
     """
 
     def __init__(self, path: Path, table: EntryTable, mark: bytes) -> None:
@@ -172,15 +167,9 @@ def read_table(index: Path) -> tuple[EntryTable, str, bytes] | None:
 
 
 class EntryWriter:
-    """Writes a cache entry into a temporary file, and `finish` renames the file.
+    """Writes a cache entry of up to `count` images and `max_bytes` into a temporary file, which `finish` renames.
 
     If `finish` is not called, the file is removed on exit. Several threads may add images, in any order.
-
-    Args:
-        folder: Cache folder.
-        count: Maximum number of images.
-        max_bytes: Maximum size of the file in bytes.
-        channels: Number of channels of every image.
     """
 
     def __init__(self, folder: Path, count: int, max_bytes: int, channels: int = RGB) -> None:
@@ -208,8 +197,7 @@ class EntryWriter:
     def copy(self, index: int, entry: MappedEntry, row: int) -> bool:
         """Copy the image in a row of another entry; return False if the file of that entry was removed or replaced.
 
-        Raises:
-            CacheFullError: The image does not fit into `max_bytes`.
+        Raises a `CacheFullError` if the image does not fit.
         """
         pixels = entry.view(row)
         if pixels is None:

@@ -65,19 +65,8 @@ def prepare_images(
     If the disk is too full, decoded images are kept in memory. If the memory is too small, images are only verified
     here, and decoded again each time they are read. `prepare_streamed_images` handles streamed images.
 
-    Args:
-        image_set: Images in files or in memory.
-        reading: Size, channels and value ranges of the decoded images. Missing value ranges are measured if images have
-            more than 8 bits per channel.
-        on_bad: "refuse" raises a UserError if an image is unreadable, "skip" leaves unreadable images out.
-        workers: Number of threads; None for one per CPU core, at most 16.
-        progress: Function called with (images done, total images) from the calling thread.
-
-    Returns:
-        The set without unreadable images, with its final `reading`, and the keys of the images left out.
-
-    Raises:
-        UserError: Images are unreadable and `on_bad` is "refuse", or no image is readable.
+    The returned set has its final `reading`: missing value ranges are measured if images have more than 8 bits per
+    channel. The other arguments and the result are those of `verify_images`.
     """
     reading, notes = measure_value_ranges(reading, image_set)
     image_set = replace(image_set, notes=tuple(dict.fromkeys([*image_set.notes, *notes])))
@@ -127,10 +116,8 @@ class _PreparationPass:
         return readable_set, names
 
     def _store_images(self) -> None:
-        stored_images, channels = (
-            _find_stored_images(self.folder, self.format_key),
-            self.converted_set.decode_options.channels,
-        )
+        stored_images = _find_stored_images(self.folder, self.format_key)
+        channels = self.converted_set.decode_options.channels
         with EntryWriter(self.folder, len(self.locations), self.max_bytes, channels) as writer:
             store_image = partial(self._store_image, writer=writer, stored_images=stored_images)
             self._process(np.flatnonzero(~self.is_known), store_image)
@@ -218,9 +205,6 @@ def prepare_streamed_images(
 
     If `on_bad` is "refuse", only a sample is verified, and an unreadable image found later ends the run. If `on_bad` is
     "skip", every image is decoded once here, since all processes must leave out the same images.
-
-    Returns:
-        The set, and the keys of the images left out.
     """
     converted_set = replace(image_set, store=ConvertedStore(image_set.store, reading), decode_options=reading)
     if on_bad == "skip":

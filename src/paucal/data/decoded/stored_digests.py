@@ -21,11 +21,7 @@ _StampKey = tuple[bytes, int, int]
 
 
 def read_encoded(source: bytes | Path) -> bytes | Path:
-    """Return the bytes of an encoded image, or its path if the file is larger than 64 MiB.
-
-    Raises:
-        OSError: The path is not a regular file, or cannot be read.
-    """
+    """Return the bytes of an encoded image, or its path if the file is larger than 64 MiB; raises an OSError."""
     if isinstance(source, bytes):
         return source
     status = source.stat()
@@ -43,10 +39,9 @@ def source_digest(source: bytes | Path) -> bytes:
 
 
 class StoredDigests:
-    """The digests of a set's images in a file of the cache folder.
+    """The digests of a set's images in a file of the cache folder, by path, size and modification time.
 
-    Digests are looked up by path, size and modification time, so a changed file is read again. If several runs write
-    the file at once, the last run wins, and the next run computes the lost digests again.
+    If several runs write the file at once, the last run wins, and the next run computes the lost digests again.
     """
 
     def __init__(self, folder: Path, location: str) -> None:
