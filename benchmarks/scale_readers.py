@@ -68,7 +68,7 @@ class Paucal(Reader):
     def batches(self) -> Iterator[list[int]]:
         """Yield the images of each step from the current one on."""
         from paucal.data.sampler import StepSampler
-        from paucal.data.shards.prefetching import ShardPrefetcher
+        from paucal.data.shards.stream import ShardPrefetcher
         from paucal.data.stores import locate
 
         total = self.count // BATCH

@@ -11,7 +11,7 @@ from paucal.data.dataset import collate
 from paucal.data.loader import TrainLoader, inference_batch_size, make_eval_loader, make_train_loader
 from paucal.data.sampler import StepSampler
 from paucal.data.shards.folders import is_remote
-from paucal.data.shards.prefetching import ShardPrefetcher
+from paucal.data.shards.stream import ShardPrefetcher
 from paucal.distributed import rank, world_size
 from paucal.models.preprocessing import Preprocessing
 from paucal.runner.images import SplitImages

@@ -12,11 +12,11 @@ import pytest
 
 from data.shards.made_sets import URL, number_of, shards_of
 from paucal.data.shards import folders as place_module
-from paucal.data.shards import prefetching
 from paucal.data.shards import requests as requests_module
+from paucal.data.shards import stream as stream_module
 from paucal.data.shards.folders import RemoteShardFolder
-from paucal.data.shards.prefetching import ShardPrefetcher
 from paucal.data.shards.requests import send_hedged
+from paucal.data.shards.stream import ShardPrefetcher
 from paucal.data.sources.opening import open_images
 
 
@@ -126,7 +126,7 @@ def test_ahead__fetches_the_shards_of_the_next_steps(storage, cache, fetched, mo
     used = list(dict.fromkeys(shards_of(stream, order[np.arange(len(images))]).tolist()))
     assert used == order.shards.tolist()
     ahead = ShardPrefetcher(images.store, np.arange(len(images)))
-    monkeypatch.setattr(prefetching, "PREFETCHED_SHARDS", 1)
+    monkeypatch.setattr(stream_module, "PREFETCHED_SHARDS", 1)
     ahead.request_shards(order, 0)
     wait_for(lambda: len(fetched) == 2)  # that of the step, and the next one
     assert sorted(fetched) == sorted(f"shard-{shard:06d}.tar" for shard in used[:2])

@@ -149,8 +149,7 @@ class RemoteShardFolder:
     def fetch_shard(self, shard: Shard) -> Path:
         """Download a shard, unless it is in the cache, and return the path of the copy.
 
-        Raises:
-            UnreadableImage: The shard cannot be downloaded, or its size differs from the size in the index.
+        Raises an `UnreadableImage` if that fails, or if the size differs from the size in the index.
         """
         return self._download_once(shard, retry)
 
@@ -160,10 +159,7 @@ class RemoteShardFolder:
             self._download_once(shard, lambda work: work())
 
     def _download_once(self, shard: Shard, run_download: Callable[[Callable[[], Path]], Path]) -> Path:
-        """Download a shard, unless it is in the cache, and return the path of the copy.
-
-        `run_download` calls the function that downloads the shard, and may call it again after an error.
-        """
+        """Do as `fetch_shard`; `run_download` calls the download function, and may repeat this after an error."""
         target = self._cache_path(shard)
         if _is_complete(target, shard.size):
             return target
@@ -250,9 +246,7 @@ class RemoteShardFolder:
     def _download_checked(self, shard: Shard, target: Path) -> None:
         """Download a shard and compare its size with the size in the index.
 
-        Raises:
-            ConnectionError: The download ended early; another try may succeed.
-            UnreadableImage: The remote shard itself has a different size.
+        A ConnectionError means that the download ended early, so that another try may succeed.
         """
         self._download(shard.name, target)
         size = target.stat().st_size
@@ -289,12 +283,7 @@ def _version_of(entry: Mapping[str, Any]) -> int:
 
 
 def is_remote(location: str | Path) -> bool:
-    """Return whether a location is a URL such as `s3://bucket/shards`.
-
-    Example:
-        >>> is_remote("s3://bucket/shards"), is_remote("photos/"), is_remote("hf:owner/name")
-        (True, False, False)
-    """
+    """Return whether a location is a URL such as `s3://bucket/shards`."""
     return "://" in str(location)
 
 

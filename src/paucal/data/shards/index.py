@@ -1,9 +1,14 @@
-"""The index of tar shards: a file with the position, size, name and label of every image, as arrays."""
+"""The index of tar shards: a file with the position, size, name and label of every image, as arrays.
+
+Slices of the arrays are read from the file when needed.
+"""
 
 import bisect
 import itertools
 import json
+import os
 import struct
+import threading
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.shards.stored_arrays import StoredArray, StoredStrings, open_arrays
 from paucal.data.sources.archive import MAX_ENTRIES, MAX_IMAGE_BYTES, require_safe_name
 from paucal.data.string_arrays import StringArray
 from paucal.types import UserError
@@ -35,12 +39,95 @@ _ARRAY_TYPES = {
     "key_bytes": np.dtype(np.uint8),
 }
 REMAKE_ADVICE = f"remove {INDEX_NAME}, so that the shards are indexed again, or write them again with 'paucal shard'"
+_LOCAL_HEADER = struct.Struct("<26xHH")  # lengths of the name and of the extra field in front of a zip member
 _MAX_NAMES_SHOWN = 3  # maximum number of shard names in a message
 # Exceptions that may be raised when a damaged index is read.
 _DAMAGE_EXCEPTIONS = (
     *(zipfile.BadZipFile, struct.error, OSError, ValueError, KeyError, TypeError, EOFError, AttributeError),
     *(RecursionError, NotImplementedError),
 )
+
+
+class OpenFile:
+    """An open file that several threads and forked processes may read at the same time.
+
+    It is closed when this object is garbage-collected, and opened again in a process that unpickles the object.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OpenFile, (self.path,)
+
+    def read(self, start: int, count: int) -> bytes:
+        """Return `count` bytes from the position `start` on; fewer bytes at the end of the file."""
+        if hasattr(os, "pread"):
+            return os.pread(self._file, count, start)
+        with self._lock:  # Windows has no `pread`; a lock suffices, since there are no forked processes
+            os.lseek(self._file, start, os.SEEK_SET)
+            return os.read(self._file, count)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            os.close(self._file)
+
+
+class StoredArray:
+    """A 1-D array in a file, with `count` values from the byte position `start` on."""
+
+    def __init__(self, file: OpenFile, start: int, dtype: np.dtype[Any], count: int) -> None:
+        self.dtype, self._file, self._start, self._count = dtype, file, start, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        """Read the values of a slice, whose step must be 1."""
+        first, last, _ = rows.indices(self._count)
+        size = self.dtype.itemsize
+        content = self._file.read(self._start + first * size, max(0, last - first) * size)
+        return np.frombuffer(content, dtype=self.dtype)
+
+
+class StoredStrings:
+    """Strings in a file, stored as the two arrays that `StringArray.to_buffers` returns."""
+
+    def __init__(self, content: StoredArray, ends: StoredArray) -> None:
+        self._content, self._ends = content, ends
+
+    def __getitem__(self, rows: slice) -> StringArray:
+        """Read the strings of a slice, whose step must be 1."""
+        first = rows.indices(len(self._ends))[0]
+        begin = int(self._ends[first - 1 : first][0]) if first else 0
+        ends = self._ends[rows]
+        return StringArray.from_buffers(self._content[begin : int(ends[-1]) if len(ends) else begin], ends - begin)
+
+
+def open_arrays(path: Path) -> dict[str, StoredArray]:
+    """Return the 1-D arrays in a file written by `numpy.savez`, by name; the values are read when needed.
+
+    Raises a ValueError if an array is damaged or compressed, and a BadZipFile if the file is not a zip file.
+    """
+    arrays, open_file = {}, OpenFile(path)
+    with zipfile.ZipFile(path) as packed, path.open("rb") as file:
+        for member in packed.infolist():
+            if member.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"{member.filename} is compressed")
+            file.seek(member.header_offset)
+            lengths = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+            header_end = member.header_offset + _LOCAL_HEADER.size + sum(lengths)
+            file.seek(header_end)
+            if np.lib.format.read_magic(file) != (1, 0):
+                raise ValueError(f"{member.filename} is not an array")
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            if len(shape) == 1:
+                if file.tell() - header_end + shape[0] * dtype.itemsize != member.file_size or dtype.hasobject:
+                    raise ValueError(f"{member.filename} has the type {dtype} and the shape {shape}")
+                arrays[member.filename.removesuffix(".npy")] = StoredArray(open_file, file.tell(), dtype, shape[0])
+    return arrays
 
 
 class DamagedShard(UserError):
@@ -143,9 +230,6 @@ class ShardIndex:
         """Return the index without the images of `damaged` shards (reasons by position in `files`), with a note.
 
         `files` still lists these shards.
-
-        Raises:
-            UserError: All shards are damaged.
         """
         if not damaged:
             return self
@@ -159,11 +243,7 @@ class ShardIndex:
         return replace(self, spans=spans, labels=labels, notes=(*self.notes, note), _cached_rows={})
 
     def write(self, path: Path) -> None:
-        """Write an index that is completely in memory to a file, atomically.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
+        """Write an index that is completely in memory to a file, atomically."""
         assert isinstance(self.names, StringArray)
         files = [asdict(file) for file in self.files]
         header = {"format": FORMAT_VERSION, "files": files, "classes": self.classes, "notes": self.notes}
@@ -187,12 +267,9 @@ def compact_labels(labels: NDArray[np.integer], n_classes: int) -> NDArray[np.in
 
 
 def damage_notes(damaged: Mapping[str, str], total: int, shown_path: str) -> list[str]:
-    """Return a list with a note on the `damaged` shards (reasons by name) among `total` shards.
+    """Return a list with a note on the `damaged` shards (reasons by name) among `total` shards, [] if there are none.
 
-    The list is empty if no shard is damaged.
-
-    Raises:
-        UserError: All shards are damaged.
+    Raises a UserError if all shards are damaged.
     """
     if not damaged:
         return []

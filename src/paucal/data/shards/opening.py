@@ -55,10 +55,7 @@ _INSPECTED_ENTRIES = 64  # number of entries of a tar file or folder by which sh
 
 
 def has_shards(folder: Path) -> bool:
-    """Return whether a folder has tar shards: an index, or tar files and no images.
-
-    The tar files may also be in train/val/test folders.
-    """
+    """Return whether a folder has an index of shards, or tar files and no images, perhaps in train/val/test folders."""
     if (folder / INDEX_NAME).is_file():
         return True
     folders, files = _list_entries(folder)
@@ -101,19 +98,11 @@ def is_shard(file: Path) -> bool:
 
 
 def open_shards(folder: ShardFolder, options: SourceOptions, single_shard: str | None = None) -> ImageSet:
-    """Open tar shards as one set.
+    """Open tar shards as one set, or only `single_shard`.
 
-    The split of a shard's images is in the name of the shard (`train-000000.tar`) or of its folder.
-
-    Args:
-        folder: Folder of the shards.
-        options: If `labelled`, images without a label are left out, with a note. `label_column` is the field of JSON
-            members that contains the label (None for "label").
-        single_shard: Name of the only shard to open; None for all shards.
-
-    Raises:
-        UserError: There are no shards; a shard is missing, damaged or compressed (unless `skip_damaged`); the index
-            does not match the shards; or no image has a label.
+    The split of a shard's images is in the name of the shard (`train-000000.tar`) or of its folder. If
+    `options.labelled`, images without a label are left out, with a note; `options.label_column` is the field of JSON
+    members that contains the label (None for "label").
     """
     label_field = options.label_column or JSON_FIELD
     index = _read_index_in_folder(folder, single_shard, options.skip_damaged)

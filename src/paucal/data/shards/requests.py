@@ -24,13 +24,10 @@ class RetriesFailed(Exception):
 
 
 def retry(work: Callable[[], T]) -> T:
-    """Try a network request for two minutes, and at least three times; return the result.
+    """Try a network request for two minutes, and at least three times; return the result, or raise `RetriesFailed`.
 
     The pauses between tries are random, up to a limit that doubles each time, so that the processes of a run do not
     send their requests to an overloaded storage at the same time.
-
-    Raises:
-        RetriesFailed: No try succeeded.
     """
     start_time = time.monotonic()
     jitter = random.Random()  # without a seed, since pauses must differ between processes
@@ -54,12 +51,10 @@ def send_hedged(work: Callable[[int], T], hedge_delay_seconds: float, discard: C
     """Return the result of a request; after `hedge_delay_seconds`, send it again and return the first response.
 
     `work` is called with 0 for the first request and 1 for the second. A response is passed to `discard` if it comes
-    second, or if this function was interrupted.
-
-    Raises:
-        Exception: The first request failed before the second was sent, or both requests failed.
+    second, or if this function was interrupted. The error is raised if the first request failed before the second was
+    sent, or if both failed.
     """
-    responses: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+    responses: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
     lock, is_decided = threading.Lock(), threading.Event()
 
     def send_and_queue_response(number: int) -> None:
@@ -96,7 +91,7 @@ def send_hedged(work: Callable[[int], T], hedge_delay_seconds: float, discard: C
     value, problem = response
     if problem is not None:
         raise problem
-    return value  # type: ignore[return-value]  # not None if there is no problem
+    return value
 
 
 def _discard_all(responses: "queue.SimpleQueue[Any]", discard: Callable[[T], None]) -> None:

@@ -1,4 +1,4 @@
-"""The training order of images that are streamed from shards.
+"""The training order of images that are streamed from shards, and downloads in the background before it needs them.
 
 Shards are read in random order, and so are the blocks of neighbouring images within a shard. Then the images are
 shuffled within windows. Neighbouring images are thus read together, which saves seeks and requests. The order depends
@@ -6,18 +6,23 @@ only on the seed and the epoch, and is known before any image is read. A run can
 any number of workers and processes, without a shuffle buffer that would have to be stored or filled again.
 """
 
+import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paucal.data.stores import EncodedStore, Store, locate
 from paucal.wording import counted
 
 BLOCK_IMAGES = 256  # number of neighbouring images of a tar file that stay together until windows are shuffled
 WINDOW_BYTES = 256 << 20  # approximate size of the encoded images in a window
 MIN_WINDOW, MAX_WINDOW = 2048, 65536  # limits of the number of images in a window
 STREAMED_IMAGES, STREAMED_BYTES = 200_000, 8 << 30  # a set with at least that many images or bytes is streamed
+# Number of download threads, and minimum number of shards that are downloaded in advance; 16 threads were slower.
+PREFETCHED_SHARDS = 4
 _SAMPLED_RUNS = 32  # number of runs of neighbouring images in a sample
 
 
@@ -94,10 +99,6 @@ class StreamOrder:
 
     Shards are shuffled, then the blocks within each shard, then the images within each window. Only the positions in
     one window are in memory.
-
-    Args:
-        stream: Stream of N images.
-        seed: Seed of the order.
 
     Attributes:
         shards: (S,) int32 numbers of the shards with images, in the order in which they are read.
@@ -196,3 +197,51 @@ def concatenate_streams(streams: list["Stream | None"], counts: list[int]) -> "S
         np.concatenate([getattr(stream, name) for stream in shifted]) for name in ("ends", "shards", "blocks")
     )
     return Stream(ends, shards, blocks, min(stream.window for stream in shifted))
+
+
+class ShardPrefetcher:
+    """Downloads shards in background threads, in the order in which an epoch needs them.
+
+    Args:
+        store: Store of all images.
+        images: (n,) int64 positions of the training images in the store, which the positions of a `StreamOrder` index.
+    """
+
+    def __init__(self, store: Store, images: NDArray[np.int64]) -> None:
+        self._store, self._images = store, images
+        self._order: StreamOrder | None = None
+        self._n_requested, self._n_threads = 0, 0  # requested shards of `_order`, and running threads
+        self._queue: deque[int] = deque()  # for each shard to download, the position of one of its images
+        self._lock = threading.Lock()
+
+    def request_shards(self, order: StreamOrder, index: int) -> None:
+        """Request the shards for the window at the position `index` of an epoch's `order`, and for the next window.
+
+        All steps of an epoch must pass the same object as `order`.
+        """
+        window_start = index // order.window * order.window
+        if order is not self._order:
+            self._order, self._n_requested = order, int(np.searchsorted(order.ends, window_start, side="right"))
+        # Number of shards that are needed up to the end of this window, and up to the end of the next window.
+        window_ends = [window_start + order.window, window_start + 2 * order.window]
+        n_for_window, n_for_next = 1 + np.searchsorted(order.ends, window_ends)
+        n_wanted = max(self._n_requested, n_for_window + PREFETCHED_SHARDS, n_for_next)
+        requested, self._n_requested = order.shard_images[self._n_requested : n_wanted], n_wanted
+        for image in self._images[requested].tolist():
+            with self._lock:
+                self._queue.append(image)
+                needs_thread = self._n_threads < PREFETCHED_SHARDS
+                self._n_threads += needs_thread
+            if needs_thread:
+                threading.Thread(target=self._download_requested, name="shard prefetching", daemon=True).start()
+
+    def _download_requested(self) -> None:
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._n_threads -= 1
+                    return
+                image = self._queue.popleft()
+            store, position = locate(self._store, image)
+            if isinstance(store, EncodedStore):
+                store.prefetch(position)

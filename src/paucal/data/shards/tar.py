@@ -18,8 +18,15 @@ from numpy.typing import NDArray
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.shards.folders import ShardFolder
-from paucal.data.shards.index import HEADER_BYTES, DamagedShard, Shard, ShardIndex, compact_labels, spans_from_counts
-from paucal.data.shards.stored_arrays import OpenFile
+from paucal.data.shards.index import (
+    HEADER_BYTES,
+    DamagedShard,
+    OpenFile,
+    Shard,
+    ShardIndex,
+    compact_labels,
+    spans_from_counts,
+)
 from paucal.data.sources.archive import MAX_IMAGE_BYTES, require_safe_name, tar_members
 from paucal.data.sources.folder import is_ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
@@ -90,10 +97,6 @@ def sample_key(name: str) -> tuple[str, str]:
     """Split the path of a member at the first dot of the file name; return the key, and the ending in lower case.
 
     Members with the same key belong to one sample.
-
-    Example:
-        >>> sample_key("n01/cat.v2/000123.JPG"), sample_key("7.seg.png")
-        (('n01/cat.v2/000123', '.jpg'), ('7', '.seg.png'))
     """
     folder, slash, file = name.rpartition("/")
     stem, dot, ending = file.partition(".")
@@ -185,10 +188,9 @@ def _number_labels(values: Sequence[str | None], names: Sequence[str]) -> tuple[
 
 
 class TarStore(EncodedStore):
-    """Images in tar shards.
+    """Images in tar shards; a process that unpickles the store opens the shards again.
 
-    Shards stay open for a minute, since opening a file takes as long as decoding a small image. A process that
-    unpickles the store opens the shards again.
+    Shards stay open for a minute, since opening a file takes as long as decoding a small image.
     """
 
     def __init__(self, folder: ShardFolder, index: ShardIndex, keys: Sequence[str]) -> None:

@@ -70,10 +70,6 @@ def write_shards(
 
     Returns:
         The shards, and the keys of the unreadable images that were left out.
-
-    Raises:
-        UserError: An image is unreadable and `on_bad` is "refuse", or `form` cannot store several or unknown labels.
-        OSError: The disk is full.
     """
     _require_writable_labels(images, form)
     if form == "parquet":
@@ -89,7 +85,7 @@ def write_shards(
             if count == 0:
                 writer.open(part)
             count += 1
-            size = writer.add(member, _label_of(images, member.position))
+            size = writer.add(member)
             if size >= max_bytes or count >= max_images:
                 writer.close()
                 count = 0
@@ -120,17 +116,11 @@ def _require_writable_labels(images: ImageSet, form: ShardFormat) -> None:
         )
 
 
-def _label_of(images: ImageSet, position: int) -> Label:
-    if images.multi_hot is None:
-        return int(images.labels[position])
-    return np.flatnonzero(images.multi_hot[position] == 1).tolist()
-
-
 @dataclass(frozen=True)
 class ShardMember:
-    """An image to write into a shard: its position and key in its set, encoded bytes, and suffix such as ".jpg"."""
+    """An image to write into a shard: its label, encoded bytes, suffix such as ".jpg", and key in its set."""
 
-    position: int
+    label: Label
     content: bytes
     suffix: str
     key: str
@@ -144,8 +134,7 @@ class ShardMember:
 def shard_order(images: ImageSet, part: str, seed: int) -> NDArray[np.int64]:
     """Return the positions of the images of one split in a random order that depends only on the seed.
 
-    With this order, each shard is a random sample of the images, so a training window over a few shards has all
-    classes.
+    Each shard is then a random sample of the images, so a training window over a few shards has all classes.
     """
     positions = np.flatnonzero(np.asarray(images.declared_splits, dtype="<U6") == part)
     order_seed = derive_seed(seed, len(positions))
@@ -161,10 +150,10 @@ def read_members(
     n_done: int = 0,
     progress: ReportProgress | None = None,
 ) -> Iterator[ShardMember]:
-    """Yield the readable images at the positions `order` with their encoded bytes.
+    """Yield the readable images at the positions `order` with their encoded bytes; images from arrays become PNG.
 
-    Images from arrays are encoded as PNG. The error message for each unreadable image is added to `problems`, by
-    position. `progress` is called with (images done, total images); `n_done` images were done before this call.
+    The error message for each unreadable image is added to `problems`, by position. `progress` is called with (images
+    done, total images); `n_done` images were done before this call.
     """
     with ThreadPoolExecutor(min(_MAX_THREADS, count_usable_cores())) as pool:
         for first in range(0, len(order), _CHUNK_IMAGES):
@@ -175,7 +164,10 @@ def read_members(
                 if isinstance(content, str):
                     problems[position] = content
                 else:
-                    yield ShardMember(position, *content, key)
+                    label: Label = int(images.labels[position])
+                    if images.multi_hot is not None:
+                        label = np.flatnonzero(images.multi_hot[position] == 1).tolist()
+                    yield ShardMember(label, *content, key)
             if progress is not None:
                 progress(n_done + first + len(positions), len(images))
 
@@ -221,8 +213,9 @@ class _TarWriter:
         self._path, self._part = self._folder / _shard_name(part, self.shards, ".tar"), part
         self._archive = tarfile.open(self._path, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115 (until `close`)
 
-    def add(self, member: ShardMember, label: Label) -> int:
+    def add(self, member: ShardMember) -> int:
         """Add an image and its label; return the size of the shard in bytes."""
+        label = member.label
         assert isinstance(label, int)
         stem = member.stem(self._next_image_number)
         self._next_image_number += 1
@@ -290,10 +283,10 @@ class _ParquetWriter:
         self._file = pq.ParquetWriter(self._path, self._schema, compression="none", use_dictionary=False)
         self._size = 0
 
-    def add(self, member: ShardMember, label: Label) -> int:
+    def add(self, member: ShardMember) -> int:
         """Add an image and its label; return the size in bytes of all images in the shard."""
         self._images.append({"bytes": member.content, "path": member.key.encode(errors="replace").decode()})
-        self._labels.append(label)
+        self._labels.append(member.label)
         self._n_pending_bytes += len(member.content)
         self._size += len(member.content)
         if len(self._labels) >= _MAX_GROUP_IMAGES or self._n_pending_bytes >= _MAX_GROUP_BYTES:
