@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 
 from paucal.data.sources.opening import open_images
-from paucal.data.splits.fewer_images import keep_train_fraction, keep_train_per_class, limit_val
-from paucal.data.splits.split import keep_all_for_training, make_split
+from paucal.data.splits.split import (
+    keep_all_for_training,
+    keep_train_fraction,
+    keep_train_per_class,
+    limit_val,
+    make_split,
+)
 from paucal.data.splits.split_csv import read_rows, read_split, write_split
 from paucal.types import UserError
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paucal.data.checking.copies import find_copies
 from paucal.data.decode import DecodeOptions
 from paucal.data.sources.opening import open_images
+from paucal.data.splits.groups import find_copies
 from paucal.data.splits.split import Split
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.console import RecordingConsole

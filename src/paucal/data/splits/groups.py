@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -11,6 +12,7 @@ from paucal.data.checking.related import CANDIDATE_SIDE, find_similar_pairs, gro
 from paucal.data.checking.survey import survey_images
 from paucal.data.images import UNKNOWN, ImageSet, Targets, reduce_images
 from paucal.data.randomness import derive_seed
+from paucal.data.sources.joining import join_sets
 from paucal.data.sources.labels import is_missing
 from paucal.data.string_arrays import argsort_strings
 from paucal.types import UserError
@@ -24,12 +26,9 @@ _MAX_PATTERN_LENGTH = 300  # maximum length of a pattern in characters
 def group_numbers(images: ImageSet, group_by: str) -> NDArray[np.int64]:
     """Return the (N,) group number of each image.
 
-    Args:
-        images: N images.
-        group_by: Column of the table that the set was read from; "duplicates" to group images that are equal or look
-            alike; or a regular expression for the keys of the images, whose first capturing group (or full match, if
-            there is no capturing group) is the name of the image's group. An image whose key does not match is a group
-            by itself.
+    `group_by` is a column of the table that the set was read from; "duplicates" to group images that are equal or look
+    alike; or a regular expression for the keys of the images, whose first capturing group (or full match, if there is
+    no capturing group) is the name of the image's group. An image whose key does not match is a group by itself.
     """
     if group_by in images.columns:
         if n_missing := sum(is_missing(cell.strip()) for cell in images.column_values(group_by)):
@@ -66,14 +65,28 @@ def group_numbers(images: ImageSet, group_by: str) -> NDArray[np.int64]:
 
 def _group_copies(images: ImageSet) -> NDArray[np.int64]:
     """Return the (N,) group number of each image; images that are equal or look alike have the same number."""
-    survey = survey_images(images)
-    pairs = (
-        [pair.first, pair.second] for pair in find_similar_pairs(survey, reduce_images(images, CANDIDATE_SIDE).store)
-    )
+    survey, store = survey_images(images), reduce_images(images, CANDIDATE_SIDE).store
+    pairs = [[pair.first, pair.second] for pair in find_similar_pairs(survey, store)]
     numbers = np.arange(len(images))
     for group in merge_groups([*group_by_digest(survey.digests), *pairs]):
         numbers[group] = group[0]
     return np.unique(numbers, return_inverse=True)[1]
+
+
+def find_copies(
+    images: ImageSet, reference_images: ImageSet | None = None
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return two (N,) masks: whether each image looks like a reference image, or like an earlier image of `images`."""
+    sets = [
+        replace(image_set, classes=(), labels=np.full(len(image_set), -1), multi_hot=None, columns={})
+        for image_set in (reference_images, images)
+        if image_set is not None
+    ]
+    numbers = group_numbers(join_sets(sets, images.location) if len(sets) > 1 else sets[0], DUPLICATES)
+    other_numbers, image_numbers = np.split(numbers, [len(numbers) - len(images)])
+    is_first = np.zeros(len(image_numbers), dtype=bool)
+    is_first[np.unique(image_numbers, return_index=True)[1]] = True
+    return np.isin(image_numbers, other_numbers), ~is_first
 
 
 def move_groups(
@@ -123,9 +136,9 @@ def move_groups(
 
 
 def _class_counts(images: ImageSet, positions: NDArray[np.int64], n_classes: int) -> NDArray[np.int64]:
-    """Return the number of images per class, as an array.
+    """Return the number of images per class, as an array; unlabelled images count as one class.
 
-    Unlabelled images count as one class. With multi-hot labels, images without a label count as an additional class.
+    With multi-hot labels, images without a label count as an additional class.
     """
     if images.multi_hot is None:
         return np.bincount(np.maximum(images.labels[positions], 0), minlength=n_classes)
@@ -184,15 +197,9 @@ def splits_of_fold(
 ) -> NDArray[np.str_]:
     """Return the (N,) splits of a cross-validation run: "test" for the images of a fold, "train" for all other images.
 
-    Every image is in exactly one fold; splits that the data declares are ignored. Folds have about the same fraction of
-    every class, and do not divide groups. Unlabelled images are divided as one class.
-
-    Args:
-        images: N images.
-        fold: Number of the test fold, from 1 to `folds`.
-        folds: Number of folds.
-        seed: Seed for the division into folds.
-        groups: (N,) group number of each image; None if images are not grouped.
+    Every image is in exactly one fold (from 1 to `folds`); splits that the data declares are ignored. Folds have about
+    the same fraction of every class, and do not divide the (N,) `groups`, if any. Unlabelled images are divided as one
+    class.
     """
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold  # slow to import, and rarely needed
 

@@ -37,8 +37,7 @@ class PartName(NamedTuple):
     Attributes:
         part: "train", "val" or "test"; "" if the name has no word for a split.
         other_words: Other words of the name in lower case, which are the same for all files of a set.
-        title: Text of the name before the word for the split, used as the name of the set; "" if the name begins
-            with the word for the split.
+        title: Text of the name before the word for the split, used as the name of the set.
         is_joint: Whether the file lists training and validation images together (`trainval.txt`).
     """
 
@@ -81,12 +80,8 @@ def select_train_files(files: Sequence[Path]) -> list[Path]:
 def files_of_set(file: Path, accepts: Callable[[Path], bool], noun: str) -> dict[str, Path]:
     """Return the files of a set by split, in the order train, val, test; the key is "" if there is only one file.
 
-    If `file` lists training images, the files of the other splits are found by their names in the same folder.
-
-    Args:
-        file: File that the user named.
-        accepts: Function that returns whether a file has the format of `file`.
-        noun: Plural noun for such files in messages, such as "tables".
+    If `file` lists training images, the files of the other splits are found by their names in the same folder, if
+    `accepts` recognises their format. `noun` is the plural noun for such files in messages, such as "tables".
     """
     train_name = parse_part_name(file)
     if train_name.part != "train":

@@ -1,4 +1,7 @@
-"""Splits of a set into training, validation and test images; a split is made once and stored with the run."""
+"""Splits of a set into training, validation and test images; a split is made once and stored with the run.
+
+A split may also use fewer images: a fraction or a number per class for training, and no more images for validation.
+"""
 
 from collections.abc import Collection, Mapping
 
@@ -6,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.classes import are_measurements
-from paucal.data.images import ImageSet
+from paucal.data.images import ImageSet, Targets
 from paucal.data.randomness import derive_seed
 from paucal.data.splits.groups import (
     describe_groups,
@@ -110,10 +113,6 @@ def make_split(
             groups, a class may be missing in val or test.
         fold: Fold such as "2/5": the second of five folds is the test set, and val is taken from the other folds; the
             declared splits are ignored.
-
-    Raises:
-        UserError: A class has too few images, the fractions leave no training images, or the declared splits cannot be
-            combined.
     """
     if not (0 <= val_fraction < 1 and 0 <= test_fraction < 1 and val_fraction + test_fraction < 1):
         raise UserError(
@@ -135,8 +134,7 @@ def make_split(
 def keep_all_for_training(image_set: ImageSet) -> Split:
     """Return a split in which all images are training images, for sets that are too small for test images.
 
-    Raises:
-        UserError: A class has only one image, so that cross-validation is impossible.
+    A class with only one image is refused, since it makes cross-validation impossible.
     """
     _refuse_small_classes(image_set, np.ones(len(image_set), dtype=bool), 2)
     text = f"all {len(image_set)} images are for training, too few for a test set: scores are cross-validated"
@@ -164,11 +162,8 @@ def _plan_moves(
         held_out = held_out_part(declared_parts)
         parts = np.where(np.asarray(image_set.declared_splits) == held_out, "test", "train").astype("<U6")
         fractions = {"val": val_fraction}
-        return (
-            parts,
-            fractions,
-            f"test is the data's own {held_out} folder; {_describe_moves(fractions, seed, 'its train folder')}",
-        )
+        moves = _describe_moves(fractions, seed, "its train folder")
+        return parts, fractions, f"test is the data's own {held_out} folder; {moves}"
     if declared_parts in ({""}, {"train"}):
         description = _describe_moves({"val": val_fraction, "test": test_fraction}, seed, "all images")
         first = {"val": val_fraction} if val_fraction > 0 else {"train": DEFAULT_VAL_FRACTION}
@@ -197,10 +192,9 @@ def _split_fold(
     return Split(_move_images(image_set, parts, fractions, seed), _adapt_description(text, image_set))
 
 
-def _adapt_description(cut_text: str, image_set: ImageSet) -> str:
+def _adapt_description(text: str, image_set: ImageSet) -> str:
     """Replace "per class" in the description of a split if images may have several labels."""
-    method = "per class" if image_set.multi_hot is None else "by iterative stratification"
-    return cut_text.replace("cut per class", f"cut {method}")
+    return text if image_set.multi_hot is None else text.replace("cut per class", "cut by iterative stratification")
 
 
 def _describe_moves(fractions: Mapping[str, float], seed: int, source: str) -> str:
@@ -248,20 +242,103 @@ def _move_images(
         return parts
     for label in np.unique(image_set.labels[sorted_rows]):
         members = shuffle_class(sorted_rows[image_set.labels[sorted_rows] == label], seed, int(label))
-        for part, size in _moved_counts(len(members), fractions).items():
+        # The rounded fraction of the images moves to each split, at least 1, and at least 1 remains.
+        sizes = {part: max(1, round(len(members) * fraction)) for part, fraction in fractions.items()}
+        while sum(sizes.values()) >= len(members):
+            sizes[max(sizes, key=sizes.__getitem__)] -= 1
+        for part, size in sizes.items():
             parts[members[:size]] = part
             members = members[size:]
     return parts
 
 
-def _moved_counts(count: int, fractions: Mapping[str, float]) -> dict[str, int]:
-    """Return how many of `count` images move to each split: the rounded fraction, at least 1. At least 1 remains."""
-    sizes = {part: max(1, round(count * fraction)) for part, fraction in fractions.items()}
-    while sum(sizes.values()) >= count:
-        sizes[max(sizes, key=sizes.__getitem__)] -= 1
-    return sizes
-
-
 def shuffle_class(members: NDArray[np.int64], seed: int, label: int) -> NDArray[np.int64]:
     """Return the (n,) positions of a class's images in random order; every class has random numbers of its own."""
     return np.random.default_rng(derive_seed(seed, label)).permutation(members)
+
+
+def keep_train_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> Split:
+    """Keep a fraction of the training images of every class, at least one image; other images become "unused".
+
+    If each image has one label, the images for a smaller fraction are a subset of those for a larger fraction with the
+    same seed. Images with (N, K) multi-hot labels are chosen by iterative stratification.
+    """
+    if not 0 < fraction <= 1:
+        raise UserError(f"the fraction of training images is {fraction}; expected a number above 0, at most 1.")
+    if labels.ndim == 2:
+        text = f"{fraction:.4g} of the training images are used, by iterative stratification (seed {seed})"
+        return _keep_stratified_fraction(split, labels, fraction, seed, text)
+    kept_counts = {
+        label: max(1, round(count * fraction)) for label, count in _count_images_by_label(split, labels).items()
+    }
+    text = f"{fraction:.4g} of the training images of each class are used (seed {seed})"
+    return _keep_counts_per_class(split, labels, kept_counts, seed, text)
+
+
+def keep_train_per_class(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
+    """Keep `per_class` training images of every class; the other training images become "unused".
+
+    A class with fewer images keeps all of its images, and the description says so. With the same seed, the images for a
+    smaller `per_class` are a subset of those for a larger `per_class`.
+    """
+    if labels.ndim == 2:
+        raise UserError(
+            "--few-labels sets the number of images of each class, but these images may have several classes: give "
+            "--fraction instead."
+        )
+    if per_class < 1:
+        raise UserError(f"the number of training images per class is {per_class}; expected 1 or more.")
+    counts = _count_images_by_label(split, labels)
+    n_short = sum(count < per_class for count in counts.values())
+    used_text = counted(per_class, "training image of each class is", "training images of each class are")
+    text = f"{used_text} used (seed {seed})"
+    if n_short:
+        have = "one class that has" if n_short == 1 else f"{n_short} classes that have"
+        text += f" (all images of the {have} fewer)"
+    kept_counts = {label: min(per_class, count) for label, count in counts.items()}
+    return _keep_counts_per_class(split, labels, kept_counts, seed, text)
+
+
+def limit_val(split: Split, labels: Targets, seed: int) -> Split:
+    """Keep at most as many validation images as training images, stratified by class; other images become "unused".
+
+    Results with a larger validation set would be too optimistic, since users with few labels have few validation images
+    in practice (Oliver et al. 2018, "Realistic evaluation of deep semi-supervised learning algorithms").
+    """
+    n_train, n_val = len(split.indices("train")), len(split.indices("val"))
+    if n_val <= n_train:
+        return split
+    text = "no more validation than training images"
+    if labels.ndim == 2:
+        return _keep_stratified_fraction(split, labels, n_train / n_val, seed, text, part="val")
+    counts = _count_images_by_label(split, labels, "val")
+    kept_counts = {label: max(1, count * n_train // n_val) for label, count in counts.items()}
+    while sum(kept_counts.values()) > n_train and max(kept_counts.values()) > 1:  # rare classes were rounded up to 1
+        kept_counts[max(kept_counts, key=kept_counts.__getitem__)] -= 1
+    return _keep_counts_per_class(split, labels, kept_counts, seed, text, part="val")
+
+
+def _keep_stratified_fraction(
+    split: Split, multi_hot: Targets, fraction: float, seed: int, reason: str, part: str = "train"
+) -> Split:
+    """Keep a fraction of the images of a split by their (N, K) multi-hot labels; other images become "unused"."""
+    pool, parts = split.indices(part), split.parts
+    part_numbers = stratify_iteratively(multi_hot[pool], [fraction, 1 - fraction], derive_seed(seed, len(pool)))
+    parts[pool[part_numbers == 1]] = "unused"
+    return Split(parts, f"{split.description}; {reason}", split.groups)
+
+
+def _count_images_by_label(split: Split, labels: Targets, part: str = "train") -> dict[int, int]:
+    values, counts = np.unique(labels[split.indices(part)], return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
+
+
+def _keep_counts_per_class(
+    split: Split, labels: Targets, kept_counts: Mapping[int, int], seed: int, reason: str, part: str = "train"
+) -> Split:
+    pool = split.indices(part)
+    parts = split.parts
+    for label, count in kept_counts.items():
+        members = shuffle_class(pool[labels[pool] == label], seed, label)
+        parts[members[count:]] = "unused"
+    return Split(parts, f"{split.description}; {reason}", split.groups)

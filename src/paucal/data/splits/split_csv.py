@@ -54,12 +54,7 @@ def write_split(path: Path, image_set: ImageSet, split: Split, digests: Iterable
 
 
 def read_split(path: Path, image_set: ImageSet) -> Split:
-    """Read the split of a set; the set must have the images and classes of the file, in any order.
-
-    Raises:
-        UserError: The file is missing or does not have the form that `write_split` writes, or its images or classes
-            differ from those of the set.
-    """
+    """Read the split of a set; the set must have the images and classes of the file, in any order."""
     if (split := _read_in_order(path, image_set)) is not None:
         return split
     rows = read_rows(path)
@@ -92,12 +87,7 @@ def read_split(path: Path, image_set: ImageSet) -> Split:
 
 
 def require_same_images(path: Path, image_set: ImageSet) -> None:
-    """Raise a UserError if a set differs from the split file of a run in its images, labels or order.
-
-    Raises:
-        UserError: An image differs (the message names the first such image), or the file is missing or does not have
-            the form that `write_split` writes.
-    """
+    """Raise a UserError if a set differs from the split file of a run in its images, labels or order."""
     rows = read_rows(path)
     for index, (row, key, label) in enumerate(zip_longest(rows, image_set.keys, _label_numbers(image_set))):
         if row is None or row["key"] != key:

@@ -12,8 +12,7 @@ from torchvision.datasets import VOCDetection
 from paucal.data.images import ImageSet
 from paucal.data.named.table import data_root
 from paucal.data.randomness import derive_seed
-from paucal.data.splits.fewer_images import keep_train_per_class
-from paucal.data.splits.split import Split, make_split
+from paucal.data.splits.split import Split, keep_train_per_class, make_split
 from paucal.data.stores import FileStore
 from paucal.evaluation.protocols.classifier import require_two_classes
 from paucal.evaluation.protocols.datasets import metric_of

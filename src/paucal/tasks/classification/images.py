@@ -8,8 +8,13 @@ from paucal.data.checking.pictures import exact_copy_findings
 from paucal.data.checking.related import group_by_digest
 from paucal.data.checking.survey import digest_of
 from paucal.data.images import ImageSet
-from paucal.data.splits.fewer_images import keep_train_fraction, keep_train_per_class, limit_val
-from paucal.data.splits.split import keep_all_for_training, make_split
+from paucal.data.splits.split import (
+    keep_all_for_training,
+    keep_train_fraction,
+    keep_train_per_class,
+    limit_val,
+    make_split,
+)
 from paucal.data.splits.split_csv import read_split
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.images import SplitImages

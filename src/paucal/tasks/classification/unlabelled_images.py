@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
-from paucal.data.checking.copies import find_copies
 from paucal.data.checking.survey import image_digests
 from paucal.data.images import ImageSet, evenly_spaced
 from paucal.data.sources.joining import split_location
 from paucal.data.sources.parquet import find_parquet
 from paucal.data.sources.table_reading import TABLE_SUFFIXES
 from paucal.data.sources.tables import hold_out_listed_images
+from paucal.data.splits.groups import find_copies
 from paucal.data.splits.split import Split, held_out_part
 from paucal.data.splits.split_csv import read_rows, write_split
 from paucal.evaluation.seen_images import UNLABELLED_IMAGES

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from paucal.data.checking.copies import find_copies
 from paucal.data.images import ImageSet, without_decoded_copies
 from paucal.data.label_kinds import LABEL_KINDS
 from paucal.data.sources.opening import open_images
+from paucal.data.splits.groups import find_copies
 from paucal.evaluation.seen_images import Identities, iterate_seen_images
 from paucal.models.tasks import TRAINING_COMMANDS, task_of
 from paucal.reading import expand_user_path
