@@ -26,14 +26,7 @@ _DTYPE_KINDS = "buif"  # NumPy's letters for boolean, unsigned integer, signed i
 
 
 class ArrayShape(NamedTuple):
-    """Shape of an image, from the header of an array.
-
-    Attributes:
-        height: Height in pixels.
-        width: Width in pixels.
-        channels: Number of channels.
-        axis: Axis of the channels in the array: 0 or 2; None if the array has two axes.
-    """
+    """Shape of an image, and the axis of the channels in its array (None if the array has two axes)."""
 
     height: int
     width: int
@@ -54,10 +47,8 @@ def is_tiff(source: ImageSource) -> bool:
 def npy_shape(source: ImageSource) -> ArrayShape:
     """Return the shape of an image in a NumPy file from its header.
 
-    The channels are taken to be the first or the last axis, whichever is shorter.
-
-    Raises:
-        ValueError: The array has the wrong type or number of axes for an image, or the file is truncated.
+    The channels are taken to be the first or the last axis, whichever is shorter. An invalid header, and a truncated
+    file, raise a ValueError.
     """
     with _open_binary(source) as file:
         return _npy_header(file, None)
@@ -72,11 +63,7 @@ def read_npy(source: ImageSource, channels: int | None = None) -> NDArray[np.gen
 
 
 def read_tiff(source: ImageSource, channels: int | None = None) -> NDArray[np.generic]:
-    """Return the (H, W, C) values of a TIFF, whose channels may be samples, planes or pages.
-
-    Raises:
-        ValueError: Tifffile is not installed, or the array in the file is not a valid image.
-    """
+    """Return the (H, W, C) values of a TIFF, whose channels may be samples, planes or pages; this needs tifffile."""
     with open_tiff(source, "several channels") as file:
         series = file.series[0]
         shape = _tiff_shape(series, channels)
@@ -121,18 +108,20 @@ def _array_shape(
 ) -> ArrayShape:
     """Return the shape of an image from the shape of an array; `channels` and `channels_first` are None if unknown.
 
-    Raises:
-        ValueError: The array is not a valid image.
-        DecompressionBombError: The image is too large for Pillow's limit.
+    Raises a ValueError if the array is not a valid image, and Pillow's DecompressionBombError if it is too large.
     """
     if dtype.kind not in _DTYPE_KINDS or len(shape) not in (2, 3) or min(shape) < 1:
         raise ValueError(
             f"the array has the type {dtype} and the shape {tuple(shape)}, expected numbers with 2 axes, or with 3 "
             "axes of which one has the channels"
         )
+    if channels_first is None and len(shape) == 3:
+        channels_first = shape[0] < shape[2]
+        if channels is not None and (shape[0] == channels) != (shape[2] == channels):
+            channels_first = shape[0] == channels
     if len(shape) == 2:
         image_shape = ArrayShape(shape[0], shape[1], 1, None)
-    elif _guess_channels_first(shape, channels) if channels_first is None else channels_first:
+    elif channels_first:
         image_shape = ArrayShape(shape[1], shape[2], shape[0], 0)
     else:
         image_shape = ArrayShape(shape[0], shape[1], shape[2], 2)
@@ -142,12 +131,6 @@ def _array_shape(
     if prod(shape) > 6 * (Image.MAX_IMAGE_PIXELS or prod(shape)):  # twice Pillow's limit of pixels, times 3 channels
         raise Image.DecompressionBombError
     return image_shape
-
-
-def _guess_channels_first(shape: Sequence[int], channels: int | None) -> bool:
-    if channels is not None and (shape[0] == channels) != (shape[2] == channels):
-        return shape[0] == channels
-    return shape[0] < shape[2]
 
 
 def _move_channels_last(values: NDArray[np.generic], axis: int | None) -> NDArray[np.generic]:

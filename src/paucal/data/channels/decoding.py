@@ -41,11 +41,7 @@ MODES = {GREY: "L", GREY_ALPHA: "LA", RGBA: "RGBA"}  # Pillow's modes by number 
 
 
 def decode_image(source: ImageSource, name: str, reading: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> Image.Image:
-    """Decode an image to `reading.channels` channels: to a Pillow RGB image for 3 channels, else to `Planes`.
-
-    Raises:
-        UnreadableImage: The image cannot be decoded (see `decode_rgb`), or does not have `reading.channels` channels.
-    """
+    """Decode an image to `reading.channels` channels: to a Pillow RGB image for 3, else to a `MultichannelImage`."""
     if reading.channels == RGB and not is_npy(source):
         return _decode_or_report_channels(lambda: decode_rgb(source, name, reading), source)
     values = channel_values(source, name, reading.channels)
@@ -79,9 +75,9 @@ def decode_for_display(
         return decode_reduced(source, name, side, value_range)
     values = channel_values(source, name, array.channels)
     with wrap_decoding_errors(name):
-        ranges = (
-            None if values.dtype.itemsize == 1 else tuple(value_range_of(values[..., c]) for c in range(array.channels))
-        )
+        ranges = None
+        if values.dtype.itemsize > 1:
+            ranges = tuple(value_range_of(values[..., channel]) for channel in range(array.channels))
         image = image_from_values(values, DecodeOptions(side, None, array.channels, ranges))
         mode = f"{array.channels} channels, {values.dtype}" if array.channels > 1 else f"grey, {values.dtype}"
     return image.convert("RGB"), mode, (array.height, array.width)
@@ -92,8 +88,12 @@ def array_shape(source: ImageSource, name: str) -> ArrayShape | None:
     with wrap_decoding_errors(name):
         if is_npy(source):
             return npy_shape(source)
-        if is_tiff(source) and not _pillow_can_read(source, name):
-            return tiff_shape(source)
+        if is_tiff(source):
+            try:
+                with open_image(source, name):
+                    return None
+            except UnreadableImage:
+                return tiff_shape(source)
     return None
 
 
@@ -126,8 +126,7 @@ def high_bit_channel_values(source: ImageSource, name: str, channels: int = RGB)
 def image_from_values(values: NDArray[np.generic], reading: DecodeOptions) -> Image.Image:
     """Convert (H, W, C) values to an image, with the size and the value ranges that `reading` specifies.
 
-    Raises:
-        ValueError: `reading` has no value ranges, and the values are floats or exceed 16 bits.
+    Without value ranges, floats and values of more than 16 bits raise a ValueError.
     """
     ranges = reading.channel_ranges or (reading.value_range,) * values.shape[2]
     if values.dtype.kind == "b":
@@ -170,14 +169,6 @@ def value_range_of(values: NDArray[np.generic], outside_fraction: float = 0.0) -
         return 0.0, 1.0
     low, high = (float(edge) for edge in np.quantile(finite, (outside_fraction, 1 - outside_fraction)))
     return (low, high) if high > low else (low, low + 1)
-
-
-def _pillow_can_read(source: ImageSource, name: str) -> bool:
-    try:
-        with open_image(source, name):
-            return True
-    except UnreadableImage:
-        return False
 
 
 def _pillow_values(source: ImageSource, name: str, channels: int) -> NDArray[np.generic] | None:

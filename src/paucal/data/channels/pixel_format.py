@@ -68,13 +68,7 @@ def describe_channels(channels: int) -> str:
 
 
 def differs_in_bit_depth(source: ImageSource, name: str, reading: DecodeOptions) -> bool:
-    """Return whether an image has more than 8 bits per channel and a model's training images have not, or vice versa.
-
-    Args:
-        source: Encoded image.
-        name: Name of the image for messages.
-        reading: How the model's training images were decoded.
-    """
+    """Return whether only one of an image and a model's training images (`reading`) has over 8 bits per channel."""
     try:
         return (high_bit_channel_values(source, name, reading.channels) is not None) != _has_high_bit_depth(reading)
     except UnreadableImage:
@@ -121,8 +115,7 @@ def measure_value_ranges(reading: DecodeOptions, images: ImageSet) -> tuple[Deco
 
     The ranges are measured if `reading` has no ranges and images have more than 8 bits per channel. For this, evenly
     spaced values are sampled from up to 32 such images, spread over the set. A fraction of 0.0001 of the values may lie
-    below the range, and the same fraction above the range. Labels and the split are not used. Unreadable images and
-    no-data values are left out.
+    below the range, and the same fraction above the range. Labels and the split are not used.
     """
     if (reading.value_range if reading.channels == RGB else reading.channel_ranges) is not None:
         return reading, []

@@ -1,11 +1,11 @@
 """Pixels that Pillow does not support: any number of channels, and more than 8 bits per channel.
 
-`Planes` is an image of any number of 8-bit channels. Code that only displays the image (a sheet, a report, a perceptual
-hash) gets an RGB image; resizing, cropping, mirroring and rotating apply to all channels.
+`MultichannelImage` is an image of any number of 8-bit channels. Code that only displays the image (a sheet, a report, a
+perceptual hash) gets an RGB image; resizing, cropping, mirroring and rotating apply to all channels.
 
 Pillow keeps more than 8 bits of grey images (modes "I;16", "I" and "F"), but only the upper 8 bits of colour images, so
-12-bit values in a 16-bit file are reduced to 17 levels. Therefore torchvision reads 16-bit colour PNG files here,
-and tifffile (extra `tiff`) reads 16-bit colour TIFF files.
+12-bit values in a 16-bit file are reduced to 17 levels. Therefore torchvision reads 16-bit colour PNG files here, and
+tifffile (extra `tiff`) reads 16-bit colour TIFF files.
 """
 
 import io
@@ -30,10 +30,8 @@ _ALPHA_CHANNELS = (2, 4)  # numbers of channels for which the last channel is th
 class MultichannelImage(Image.Image):
     """An image of any number of channels, which Pillow treats as an RGB image of the first three channels.
 
-    A single channel is shown as grey, and a missing third channel as black.
-
-    Args:
-        planes: Grey image ("L") of each channel, all of one size.
+    A single channel is shown as grey, and a missing third channel as black. `planes` has a grey image ("L") of one size
+    for each channel.
 
     Example:
         >>> image = MultichannelImage([Image.new("L", (4, 2), level) for level in (10, 20, 30, 40, 50)])
@@ -98,16 +96,15 @@ class MultichannelImage(Image.Image):
 
 
 def image_from_pixels(pixels: NDArray[np.uint8]) -> Image.Image:
-    """Convert (H, W, C) pixels to a Pillow RGB image if C is 3, else to `Planes`."""
+    """Convert (H, W, C) pixels to a Pillow RGB image if C is 3, else to a `MultichannelImage`."""
     if pixels.shape[2] == RGB:
         return Image.fromarray(pixels)
-    return MultichannelImage(
-        [Image.fromarray(np.ascontiguousarray(pixels[..., channel])) for channel in range(pixels.shape[2])]
-    )
+    planes = np.moveaxis(pixels, 2, 0)
+    return MultichannelImage([Image.fromarray(np.ascontiguousarray(plane)) for plane in planes])
 
 
 def pixels_of(image: Image.Image) -> NDArray[np.uint8]:
-    """Return all channels of an image as an (H, W, C) array; the pixels of `Planes` are copied."""
+    """Return all channels of an image as an (H, W, C) array; the pixels of a `MultichannelImage` are copied."""
     if isinstance(image, MultichannelImage):
         return np.stack([np.asarray(plane) for plane in image.planes], axis=2)
     return np.asarray(image)
@@ -129,14 +126,7 @@ def moments_of(image: Image.Image) -> NDArray[np.float64]:
 def paste_on_page(
     image: Image.Image, size: tuple[int, int], position: tuple[int, int], colour: Sequence[int]
 ) -> Image.Image:
-    """Return an image pasted on a page of one colour.
-
-    Args:
-        image: Image to paste.
-        size: (width, height) of the page.
-        position: (left, top) of the image on the page.
-        colour: Value of the page in each channel.
-    """
+    """Return an image pasted at (left, top) on a page of (width, height) with a `colour` value for each channel."""
     if isinstance(image, MultichannelImage):
         pages = [Image.new("L", size, value) for value in colour]
         for page, plane in zip(pages, image.planes, strict=True):
@@ -176,11 +166,9 @@ def high_bit_values(image: Image.Image, keep_alpha: bool = False) -> NDArray[np.
 
 
 def to_8_bits(values: NDArray[np.generic], value_range: tuple[float, float] | None) -> Image.Image:
-    """Scale values to an 8-bit image; values below the range become 0, and values above the range become 255.
+    """Scale (H, W) or (H, W, 3) values to an 8-bit image; those outside of the range become 0 or 255.
 
-    Args:
-        values: (H, W) or (H, W, 3).
-        value_range: The two values that become 0 and 255; None means 0 and 65,535.
+    `value_range` has the two values that become 0 and 255; None means 0 and 65,535.
 
     Example:
         >>> list(to_8_bits(np.array([[0, 1000, 4095, 5000]]), (0, 4095)).tobytes())

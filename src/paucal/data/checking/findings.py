@@ -54,8 +54,8 @@ class CheckedSet:
         images: N images.
         parts: (N,) split of each image: "train", "val", "test" or "unused".
         has_declared_splits: Whether the data set itself defines the splits.
-        origin: Phrase on how splits that are not declared were made: "as paucal train would divide them", or
-            "not divided".
+        origin: Phrase on how splits that are not declared were made: "as paucal train would divide them", or "not
+            divided".
     """
 
     images: ImageSet
@@ -109,10 +109,8 @@ def split_failure_finding(problem: UserError) -> Finding:
 def small_image_findings(sizes: np.ndarray, img_size: int, positions: np.ndarray) -> list[Finding]:
     """Return a list with a `Finding` about images that must be enlarged to more than twice their size for the network.
 
-    Args:
-        sizes: (N, 2) heights and widths in pixels.
-        img_size: Shorter side in pixels that `paucal train` would choose for the set.
-        positions: (N,) positions of the images in their set.
+    `sizes` are (N, 2) heights and widths in pixels, `img_size` the shorter side that `paucal train` would choose, and
+    `positions` the (N,) positions of the images in their set.
     """
     if not len(sizes):
         return []

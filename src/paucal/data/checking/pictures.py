@@ -30,13 +30,7 @@ _SUFFIX_SYNONYMS = {"jpeg": "jpg", "jfif": "jpg", "jpe": "jpg", "tiff": "tif"}
 
 
 def image_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[SimilarPair]) -> list[Finding]:
-    """Return the findings about images.
-
-    Args:
-        checked: Images and the split of each image.
-        survey: Measurements of every image of the set.
-        pairs: Pairs of similar images with different bytes.
-    """
+    """Return the findings about images; `pairs` are similar images with different bytes."""
     exact_copies = group_by_digest(survey.digests)
     confirmed_pairs = [pair for pair in pairs if pair.cosine is None or pair.cosine >= MIN_COSINE]
     return [
@@ -181,12 +175,7 @@ def giveaway_findings(checked: CheckedSet, survey: Survey) -> list[Finding]:
 
 
 def format_of(key: str) -> str:
-    """Return the image format that a key's suffix stands for; "" if the suffix is not an image suffix.
-
-    Example:
-        >>> format_of("cat/1.JPEG"), format_of("train.parquet#7")
-        ('jpg', '')
-    """
+    """Return the image format that a key's suffix stands for; "" if the suffix is not an image suffix."""
     suffix = PurePosixPath(key).suffix.lower()
     return _SUFFIX_SYNONYMS.get(suffix[1:], suffix[1:]) if suffix in IMAGE_SUFFIXES else ""
 

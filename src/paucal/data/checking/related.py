@@ -34,14 +34,7 @@ _SHARD_NUMBER = re.compile(rf"\.tar/.*-(\d{{8}}){_ENDING_PATTERN}")  # the numbe
 
 @dataclass(frozen=True, slots=True)
 class SimilarPair:
-    """Two similar images.
-
-    Attributes:
-        first: Position of one image in the set.
-        second: Position of the other image.
-        correlation: Correlation of the pixels of the two images at 24 x 24, at most 1.
-        cosine: Cosine similarity of the frozen features of the two images; None if features were not computed.
-    """
+    """Positions of two similar images, the correlation of their pixels, and the cosine of their frozen features."""
 
     first: int
     second: int
@@ -68,8 +61,8 @@ def find_similar_pairs(survey: Survey, store: Store) -> list[SimilarPair]:
 
     Candidates have similar perceptual hashes. The correlation of their pixels at 24 x 24 must be at least 0.9, which
     excludes images that share only a layout. Only candidates are read from the store again; images of 64 pixels per
-    side are enough. If several files have equal bytes, only the first file is compared. Images smaller than 16
-    pixels are left out, since two images of digits of 8 x 8 pixels are as similar as two copies.
+    side are enough. If several files have equal bytes, only the first file is compared. Images smaller than 16 pixels
+    are left out, since two images of digits of 8 x 8 pixels are as similar as two copies.
     """
     first_by_digest = {survey.digests[group[0]]: group[0] for group in group_by_digest(survey.digests)}
     usable = [
@@ -211,8 +204,7 @@ def suggest_groups(images: ImageSet) -> NameGroups | None:
 def _group_patterns(images: ImageSet) -> tuple[str, str]:
     """Return the pattern of groups within folders, and the pattern of groups across folders.
 
-    Folders such as `train` and the names of shards are not part of a group's name. The number that `paucal shard` adds
-    to the name of each image does not count as the number of a frame.
+    Folders such as `train`, the names of shards, and the numbers that `paucal shard` adds do not count.
     """
     begin, ending, keys = "^", _ENDING_PATTERN, list(images.keys)
     if all(".tar/" in key for key in keys):

@@ -29,8 +29,7 @@ class Survey:
         digests: N digests of the files' bytes, or of the pixels if there is no file; b"" for unreadable images.
         hashes: (N,) uint64 perceptual hashes.
         brightness: (N,) mean of the grey pixels, from 0 to 1; NaN for unreadable images.
-        contrast: (N,) standard deviation of the 32 x 32 grey pixels, in units of `brightness`; NaN for unreadable
-            images.
+        contrast: (N,) standard deviation of the 32 x 32 grey pixels, in units of `brightness`; NaN as above.
         unreadable: Error message for each image that cannot be read, by position.
     """
 

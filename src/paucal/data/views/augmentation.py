@@ -65,8 +65,9 @@ class Augmentation:
     interpolation: Interpolation = "bicubic"
 
     def __post_init__(self) -> None:
-        _check_choice("crop", self.crop, get_args(Crop))
-        _check_choice("interpolation", self.interpolation, get_args(Interpolation))
+        for name, choices in (("crop", get_args(Crop)), ("interpolation", get_args(Interpolation))):
+            if getattr(self, name) not in choices:
+                raise UserError(f"{name} is '{getattr(self, name)}'; expected one of {', '.join(choices)}.")
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise UserError(f"scale is {self.scale}; expected a minimum and a maximum, above 0 and at most 1.")
         if not 0 < self.ratio[0] <= self.ratio[1]:
@@ -135,11 +136,6 @@ def _at_least_one_bit(n_bits: Callable[..., tuple[int]], *args: object) -> tuple
     return (max(1, n_bits(*args)[0]),)
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UserError(f"{name} is '{value}'; expected one of {', '.join(choices)}.")
-
-
 def check_probability(name: str, value: float) -> None:
     """Raise a UserError unless the value of a setting is a probability."""
     if not 0 <= value <= 1:
@@ -163,13 +159,6 @@ class RandAugmentWithGeometry:
 
     timm's geometric operations call PIL's affine transforms. Each geometric operation is wrapped in a function that
     also multiplies the operation's affine map with those of earlier operations.
-
-    Example:
-        >>> from timm.data.auto_augment import rand_augment_transform
-        >>> policy = RandAugmentWithGeometry(rand_augment_transform("rand-m9-n1-p1", {}, ["TranslateXRel"]))
-        >>> _, theta = policy(Image.new("RGB", (20, 10)))
-        >>> theta[0, 0].item(), theta[0, 2].abs().item() > 0
-        (1.0, True)
     """
 
     def __init__(self, policy: RandAugment) -> None:
@@ -207,10 +196,7 @@ def rotation_map(degrees: float, width: int, height: int) -> Affine:
 
 
 def normalise_map(pixel_map: Affine, size: tuple[int, int]) -> Tensor:
-    """Convert an affine map of pixel coordinates to a (3, 3) map of coordinates from -1 to 1.
-
-    In pixel coordinates, the edges of pixels are at integers.
-    """
+    """Convert a map of pixel coordinates (pixel edges at integers) to a (3, 3) map of coordinates from -1 to 1."""
     a, b, c, d, e, f = pixel_map
     width, height = size
     return torch.tensor(

@@ -51,16 +51,13 @@ class Normalisation:
 
     def denormalise(self, views: Tensor) -> Tensor:
         """Convert normalised (..., C, H, W) views back to uint8 pixels of the same shape."""
-        shape = (len(self.mean), 1, 1)
-        mean = torch.tensor(self.mean, device=views.device).view(shape)
-        std = torch.tensor(self.std, device=views.device).view(shape)
+        mean, std = (torch.tensor(values, device=views.device).view(-1, 1, 1) for values in (self.mean, self.std))
         return (views * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
 
     def to_display(self, views: Tensor) -> Tensor:
         """Convert normalised (N, C, H, W) views to (N, 3, H, W) uint8 pixels for display.
 
-        If there are more than three channels, the first three are shown as red, green and blue. A single channel is
-        shown as grey; with two channels, blue is 0.
+        Of more than three channels, the first three are shown. A single channel is grey; with two channels, blue is 0.
         """
         pixels = self.denormalise(views)[:, :RGB]
         if pixels.shape[1] == 1:
@@ -72,10 +69,6 @@ def compute_normalisation(image_set: ImageSet, indices: NDArray[np.int64], max_i
     """Measure the normalisation on up to `max_images` images spread over `indices`; every image has equal weight.
 
     The standard deviation is taken over all pixels of all images (it is not a mean over images), and is at least 0.01.
-
-    Raises:
-        ValueError: `indices` is empty.
-        UnreadableImage: An image cannot be decoded.
     """
     if len(indices) == 0:
         raise ValueError("there are no images to measure the normalisation on")

@@ -32,19 +32,11 @@ EVAL_CROP_RATIO = 224 / 256  # default `crop_ratio` of `EvalTransform`
 def match_aspect_ratio(
     image: Image.Image, size: Size, resize: Resize, normalisation: Normalisation, interpolation: Interpolation
 ) -> tuple[Image.Image, Tensor]:
-    """Give an image the aspect ratio of a view, unless a later crop does so (`resize` is "crop").
+    """Give an image the aspect ratio of a view of `size`, unless a later crop does so (`resize` is "crop").
 
-    Args:
-        image: Image with any aspect ratio.
-        size: (height, width) of the view; only its aspect ratio matters.
-        resize: "letterbox" adds bars of the mean colour, which is 0 after normalisation; "squash" stretches the image;
-            "crop" returns the image unchanged.
-        normalisation: Normalisation whose mean is the colour of the bars.
-        interpolation: Resampling filter for stretching.
-
-    Returns:
-        The new image, and the (2, 1) factors from coordinates (x, y) in this image to those in the original image, both
-        from -1 to 1.
+    "letterbox" adds bars of the mean colour of `normalisation`, which is 0 after normalisation; "squash" stretches the
+    image. Also return the (2, 1) factors from coordinates (x, y) in the new image to those in the original image, both
+    from -1 to 1.
     """
     height, width = size
     if resize == "crop" or image.width * height == image.height * width:
@@ -80,12 +72,6 @@ class TrainTransform:
         normalisation: Normalisation, applied after RandAugment.
         exact_geometry: Whether the returned geometry includes RandAugment in addition to crop and flip.
         resize: Method that gives an image the aspect ratio of the view, as the first step; see `match_aspect_ratio`.
-
-    Example:
-        >>> transform = TrainTransform((32, 32), Augmentation(), Normalisation())
-        >>> view, theta = transform(Image.new("RGB", (40, 30)))
-        >>> tuple(view.shape), tuple(theta.shape)
-        ((3, 32, 32), (2, 3))
     """
 
     def __init__(
@@ -164,14 +150,10 @@ class TrainTransform:
         interpolation = self.augmentation.interpolation
         if self.augmentation.crop == "none":
             return cover_and_centre(image, self.size, self.size, interpolation)
-        if self.augmentation.crop == "padded":
-            return self._padded_crop(image)
-        return random_resized_crop(self._crop, image, self.size, interpolation)
-
-    def _padded_crop(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
-        height, width = self.size
-        padding = self.augmentation.padding
-        image = _resize(image, cover_size(image, self.size), self.augmentation.interpolation)
+        if self.augmentation.crop == "random-resized":
+            return random_resized_crop(self._crop, image, self.size, interpolation)
+        (height, width), padding = self.size, self.augmentation.padding
+        image = _resize(image, cover_size(image, self.size), interpolation)
         left = random_int(-padding, image.width + padding - width)
         top = random_int(-padding, image.height + padding - height)
         box = (left, top, left + width, top + height)
@@ -259,11 +241,7 @@ def random_resized_crop(
 def cover_and_centre(
     image: Image.Image, cover: Size, size: Size, interpolation: Interpolation
 ) -> tuple[Image.Image, Tensor]:
-    """Resize an image to cover the size `cover`, keeping the aspect ratio, and crop the centre.
-
-    Returns:
-        The crop of the size `size`, and the (2, 3) map from crop to image coordinates.
-    """
+    """Resize an image to `cover` a size, crop the centre of `size`, and return the (2, 3) map from crop to image."""
     image = _resize(image, cover_size(image, cover), interpolation)
     height, width = size
     top, left = round((image.height - height) / 2), round((image.width - width) / 2)
@@ -285,9 +263,7 @@ def cover_size(image: Image.Image, size: Size) -> Size:
 def crop_geometry(box: tuple[float, float, float, float], source: tuple[int, int]) -> Tensor:
     """Return the (2, 3) affine map from a view to the image that it was cropped from; the box may exceed the image.
 
-    Args:
-        box: (left, top, right, bottom) in pixels.
-        source: (width, height) of the image in pixels.
+    `box` is (left, top, right, bottom) in pixels, and `source` the (width, height) of the image.
 
     Example:
         >>> crop_geometry((0, 0, 10, 20), (20, 20))  # the left half
