@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from paucal.data import decode
-from paucal.data.decode import DecodeOptions, UnreadableImage, decode_rgb
-from paucal.data.small_jpeg import _agrees_with_pillow, decode_small
+from paucal.data.decode import DecodeOptions, UnreadableImage, _agrees_with_pillow, decode_rgb, decode_small
 
 simplejpeg = pytest.importorskip("simplejpeg")
 NOISE = Image.fromarray(np.random.default_rng(3).integers(0, 256, (60, 90, 3), dtype=np.uint8))

@@ -161,21 +161,15 @@ def are_alike(first: str, second: str) -> bool:
 def are_measurements(names: Sequence[str], rare_fraction: float) -> bool:
     """Return whether class names look like measurements, as for regression.
 
-    Names look like measurements if there are at least 8 names, all names are numbers, and either some numbers are not
-    integers or most classes have too few images to learn from. `rare_fraction` is the fraction of classes with too few
-    images, in [0, 1].
+    This is so if there are at least 8 names, all names are numbers, and either some numbers are not integers or most
+    classes have too few images to learn from (`rare_fraction`, in [0, 1], of the classes).
     """
     are_numbers = len(names) >= _MIN_MEASUREMENTS and all(map(_NUMBER.fullmatch, names))
     return are_numbers and (rare_fraction > 0.5 or not all(map(_INTEGER.fullmatch, names)))
 
 
 def shipped_lists() -> list[str]:
-    """Return the names of the class lists that come with paucal.
-
-    Example:
-        >>> shipped_lists()
-        ['cifar10-first-five', 'cifar10-last-five', 'digits-0-to-4', 'digits-5-to-9', 'imagenet100']
-    """
+    """Return the names of the class lists that come with paucal, such as "imagenet100"."""
     return sorted(entry.name.removesuffix(".txt") for entry in _class_lists().iterdir() if entry.name.endswith(".txt"))
 
 
@@ -184,10 +178,6 @@ def read_class_list(source: str | Path) -> list[str]:
 
     A path that exists takes precedence over the name of a list. Blank lines and lines that begin with '#' are skipped;
     a '#' later in a line belongs to the name.
-
-    Example:
-        >>> len(read_class_list("imagenet100")), read_class_list("imagenet100")[0]
-        (100, 'n01558993')
     """
     lines = [line.strip() for line in io.StringIO(_read_list_text(source), newline=None)]
     names = [plain_name(line) for line in lines if line and not line.startswith("#")]
@@ -254,7 +244,7 @@ def _suggest_classes(name: str, classes: tuple[str, ...]) -> str:
 def class_names_by_line(lines: Sequence[str], shown_path: str) -> list[str]:
     """Return the class names in the lines of a file, the name of class 0 first; raise a UserError for an empty line.
 
-    Empty lines at the end are ignored. `shown_path` is the path of the file for the message.
+    Empty lines at the end are ignored.
     """
     names = [line.strip() for line in lines]
     while names and not names[-1]:

@@ -11,13 +11,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 from paucal.data.channels.pixels import has_high_bit_depth, high_bit_values, to_8_bits
-from paucal.data.small_jpeg import decode_small
 from paucal.types import UserError
 from paucal.wording import counted, join_first_few
 
@@ -32,6 +32,12 @@ _MAX_ASPECT_RATIO = 100
 _DRAFT_FORMATS = ("JPEG", "MPO")
 # An image is reduced only if its shorter side is more than `_MIN_REDUCTION` times as long as the requested side.
 _MIN_REDUCTION = 1.5
+# Largest numbers of pixels and bytes of small JPEG images, which are decoded without Pillow. This saves little time for
+# larger images.
+MAX_SMALL_PIXELS = 128 * 128
+MAX_SMALL_BYTES = 2 * MAX_SMALL_PIXELS
+# Byte strings in files whose image may be stored rotated, or whose colours Pillow converts in a different way.
+_PILLOW_ONLY_MARKS = (b"Exif\0", b"tiff:Orientation", b"Adobe\0")
 _ORIENTATION_TAG = 0x0112  # number of the EXIF tag for the orientation
 # Transposition that undoes each value of the EXIF orientation (EXIF 2.3, table 6).
 UPRIGHT = {
@@ -61,10 +67,9 @@ class Orientation:
 
     @property
     def is_ambiguous(self) -> bool:
-        """Whether the stored and the upright image differ, but have the same size.
+        """Whether the stored and the upright image differ, but have the same size (mirrored or square, for instance).
 
-        The image size in an annotation file then does not tell which of the two was annotated. This is the case if the
-        image is rotated by 180 degrees, mirrored or square.
+        The image size in an annotation file then does not tell which of the two was annotated.
         """
         return self.value != 1 and self.stored_size == self.upright_size
 
@@ -140,14 +145,12 @@ _SILENCED_WARNINGS = _SilencedWarnings()
 def decode_rgb(source: ImageSource, name: str, options: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> Image.Image:
     """Decode an image to upright 8-bit RGB.
 
-    The EXIF orientation is applied, an alpha channel is dropped (as torchvision's loader does), palettes are
-    looked up, and values of more than 8 bits are scaled to 8 bits (Pillow's own conversion would clip grey values at
-    255). A JPEG that will be reduced is decoded at a half, a quarter or an eighth of its size.
+    The EXIF orientation is applied, an alpha channel is dropped (as torchvision's loader does), palettes are looked up,
+    and values of more than 8 bits are scaled to 8 bits (Pillow's own conversion would clip grey values at 255). A JPEG
+    that will be reduced is decoded at a half, a quarter or an eighth of its size.
 
-    Raises:
-        UnreadableImage: The image cannot be decoded, has pixels without a known value range (floats, or
-            integers outside 0 to 65,535), is larger than Pillow's limit against decompression bombs, or is more than
-            100 times as long as wide.
+    Pixels without a known value range (floats, or integers outside 0 to 65,535) are refused, and so are images beyond
+    Pillow's limit against decompression bombs, or more than 100 times as long as wide.
     """
     small = decode_small(source) if isinstance(source, bytes) else None
     if small is not None and options.reduced_size(small.size) == small.size:
@@ -159,12 +162,49 @@ def decode_rgb(source: ImageSource, name: str, options: DecodeOptions = DEFAULT_
         return _decode_upright(image, size, options.value_range)
 
 
-def upright_rgb(image: Image.Image, options: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> Image.Image:
-    """Convert an image opened by Pillow in the same way as `decode_rgb`; the argument is not changed.
+def decode_small(content: bytes) -> Image.Image | None:
+    """Decode a small JPEG image to RGB without Pillow, in a third of the time, if the extra `jpeg` is installed.
 
-    Raises:
-        ValueError: The value range of the pixels is unknown.
+    Pillow takes about 55 µs to open and return any image, five times as long as decoding 32 x 32 pixels takes. The
+    pixels are the same, since Pillow and simplejpeg use libjpeg-turbo. The result is None if the image is not a small
+    JPEG, is damaged, or might have other pixels if it is not decoded by Pillow.
     """
+    if len(content) > MAX_SMALL_BYTES or not content.startswith(b"\xff\xd8\xff") or not _agrees_with_pillow():
+        return None
+    if any(mark in content for mark in _PILLOW_ONLY_MARKS):
+        return None
+    import simplejpeg
+
+    try:
+        *sides, colours, _ = simplejpeg.decode_jpeg_header(content)
+        shorter, longer = sorted(map(int, sides))
+        # An image of one row may be longer than `decode_jpeg` accepts.
+        if shorter * longer > MAX_SMALL_PIXELS or shorter == 1 or colours not in ("YCbCr", "Gray"):
+            return None
+        return Image.fromarray(simplejpeg.decode_jpeg(content))
+    except ValueError:  # damaged, or not supported by simplejpeg
+        return None
+
+
+@cache
+def _agrees_with_pillow() -> bool:
+    """Return whether simplejpeg is installed and decodes as Pillow does; the two may use different libjpeg versions."""
+    try:
+        import simplejpeg
+    except ImportError:
+        return False
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (33, 47, 3), dtype=np.uint8))
+    for subsampling in (0, 1, 2):  # 4:4:4, 4:2:2, 4:2:0
+        file = io.BytesIO()
+        noise.save(file, "JPEG", subsampling=subsampling)
+        with Image.open(file) as image:
+            if not np.array_equal(np.asarray(image), simplejpeg.decode_jpeg(file.getvalue())):
+                return False
+    return True
+
+
+def upright_rgb(image: Image.Image, options: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> Image.Image:
+    """Convert an image opened by Pillow in the same way as `decode_rgb`; the argument is not changed."""
     return _decode_upright(image, options.reduced_size(image.size), options.value_range)
 
 
@@ -224,9 +264,8 @@ def decode_reduced(
 ) -> tuple[Image.Image, str, tuple[int, int]]:
     """Decode an image. A JPEG is decoded at a reduced size whose shorter side has at least `side` pixels.
 
-    Returns:
-        The upright RGB image, the mode of its pixels in the file ("L", "RGB", "CMYK", "I;16", ...), and its upright
-        (height, width) at full size.
+    Return the upright RGB image, the mode of its pixels in the file ("L", "RGB", "CMYK", "I;16", ...), and its upright
+    (height, width) at full size.
     """
     with open_image(source, name) as image:
         mode, full_size = image.mode, _orientation_of(image).upright_size
@@ -237,11 +276,7 @@ def decode_reduced(
 
 @contextmanager
 def open_image(source: ImageSource, name: str) -> Iterator[Image.Image]:
-    """Open an image with Pillow and silence Pillow's warnings.
-
-    Raises:
-        UnreadableImage: The image cannot be opened, or the `with` block raises an exception.
-    """
+    """Open an image with Pillow, without its warnings; any exception in the block becomes an `UnreadableImage`."""
     file = io.BytesIO(source) if isinstance(source, bytes) else source
     with wrap_decoding_errors(name):
         if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
@@ -278,7 +313,7 @@ def wrap_decoding_errors(name: str) -> Iterator[None]:
         raise UnreadableImage(f"image {name} cannot be decoded: {reason}") from None
 
 
-@lru_cache(maxsize=1)
+@cache
 def _readable_formats() -> tuple[str, ...]:
     Image.init()
     try:
@@ -297,10 +332,9 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def exif_orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation of an image that Pillow has opened but not decoded.
+    """Return the EXIF orientation, from 1 to 8, of an image that Pillow has opened but not decoded.
 
-    Returns:
-        A value from 1 to 8. An invalid value (65537, 0, text) and damaged metadata count as 1 (upright).
+    An invalid value (65537, 0, text) and damaged metadata count as 1 (upright).
     """
     try:
         # The `getexif` of PNG images would decode the pixels to find metadata after them.

@@ -87,14 +87,13 @@ class ImageSet:
             raise ValueError(f"keys, labels, declared, store, columns and stream differ in length: {sorted(lengths)}")
         if len(self.labels) and not -1 <= self.labels.min() <= self.labels.max() < max(len(self.classes), 1):
             raise ValueError(f"labels are outside of [-1, {len(self.classes)})")
-        if self.multi_hot is not None:
-            self._check_multi_hot(self.multi_hot)
-
-    def _check_multi_hot(self, multi_hot: NDArray[np.int8]) -> None:
-        if multi_hot.shape != (len(self), len(self.classes)) or not np.isin(multi_hot, (1, 0, UNKNOWN)).all():
+        if self.multi_hot is None:
+            return
+        expected = (len(self), len(self.classes))
+        if self.multi_hot.shape != expected or not np.isin(self.multi_hot, (1, 0, UNKNOWN)).all():
             raise ValueError(
-                f"multi_hot has the shape {multi_hot.shape} or invalid values, expected "
-                f"{(len(self), len(self.classes))} with values 1, 0 and -1"
+                f"multi_hot has the shape {self.multi_hot.shape} or invalid values, expected {expected} with values "
+                "1, 0 and -1"
             )
         if (self.labels >= 0).any():
             raise ValueError("some images have a label in both labels and multi_hot, expected only one of the two")
@@ -113,11 +112,7 @@ class ImageSet:
         return self.labels if self.multi_hot is None else self.multi_hot
 
     def column_values(self, column: str) -> Sequence[str]:
-        """Return the values of one of the `columns` as text, one for each image.
-
-        Raises:
-            UserError: Several columns have this name, or an image has different values in the column.
-        """
+        """Return the text of an image in one of the `columns`, for each image; refuse a column with problems."""
         if column in self.column_problems:
             raise UserError(self.column_problems[column])
         return self.columns[column]
@@ -202,12 +197,7 @@ class ImageSet:
 
 
 def evenly_spaced(total: int, count: int) -> NDArray[np.int64]:
-    """Return up to `count` different positions, evenly spread over `range(total)`.
-
-    Example:
-        >>> evenly_spaced(10, 4).tolist(), evenly_spaced(3, 8).tolist()
-        ([0, 2, 5, 7], [0, 1, 2])
-    """
+    """Return up to `count` different positions, evenly spread over `range(total)`."""
     count = min(total, count)
     return np.arange(count, dtype=np.int64) * total // max(count, 1)
 

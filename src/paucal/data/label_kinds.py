@@ -37,9 +37,8 @@ class LabelKind:
         verb: paucal command that learns labels of this kind, such as "train".
         noun: Name of the labels in the plural.
         expected_files: Description of the files that the command reads.
-        describe: Function that describes the labels of this kind in a folder, an archive or a file, or returns "" if
-            there are no such labels.
-        advice: What to do if the data has only labels of another kind; the keys are the commands for the other kinds.
+        describe: Function that describes the labels of this kind in a folder, an archive or a file, or returns "".
+        advice: What to do if the data has only labels of another kind, by the command for that kind.
     """
 
     verb: str
@@ -50,19 +49,13 @@ class LabelKind:
 
 
 def describe_labels(path: Path, excluded_verb: str = "") -> dict[str, str]:
-    """Return a dict from each paucal command to a description of the labels at a path that the command learns.
-
-    Commands without such labels, and `excluded_verb`, are left out.
-    """
+    """Return the labels at a path that each paucal command learns, described; other commands are left out."""
     descriptions = {kind.verb: _describe_kind(kind, path) for kind in LABEL_KINDS if kind.verb != excluded_verb}
     return {verb: description for verb, description in descriptions.items() if description}
 
 
 def refuse_other_kinds(path: Path, verb: str) -> None:
-    """Raise a UserError if a path has labels for commands other than `verb`.
-
-    The message names the kinds of labels, and the commands that learn them.
-    """
+    """Raise a UserError if a path has labels for commands other than `verb`; it names their kinds and commands."""
     if other_kinds := describe_labels(path, excluded_verb=verb):
         raise _other_kinds_error(str(path), other_kinds, verb)
 

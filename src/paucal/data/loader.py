@@ -102,11 +102,6 @@ def inference_batch_size(image_size: tuple[int, int], device: str, requested: in
 
     An accelerator is fastest with large batches. A CPU is slower with many large images, because their activations
     (gigabytes for an EfficientNet) do not fit in its cache.
-
-    Example:
-        >>> sizes = ((224, 224), "cpu"), ((32, 32), "cpu"), ((224, 224), "cuda")
-        >>> [inference_batch_size(size, device) for size, device in sizes]
-        [16, 256, 256]
     """
     if requested is not None:
         return requested
@@ -194,19 +189,13 @@ class CachedBatches:
     """Batches that are the same in every epoch; if they take up at most 512 MiB, they are read once and kept in memory.
 
     Args:
-        make_batches: Function that returns the batches, given a number of loader processes. The function is called in
-            the first epoch, because the process group does not exist earlier.
+        make_batches: Function that returns the batches, given a number of loader processes. It is called in the first
+            epoch, because the process group does not exist earlier.
         n_bytes: Size of all batches in bytes.
         workers: Number of loader processes. If the batches are kept and the model is trained on a CPU, no process is
             started. Forking during training would slow the next steps, which must copy each memory page before writing
             to it: an epoch takes 1.2 times as long (`benchmarks/training.py --workers 2`).
         device: Training device, such as "cpu" or "cuda".
-
-    Example:
-        >>> calls = []
-        >>> batches = CachedBatches(lambda workers: calls.append(workers) or [1, 2], n_bytes=8, workers=3, device="cpu")
-        >>> list(batches), list(batches), calls
-        ([1, 2], [1, 2], [0])
     """
 
     def __init__(self, make_batches: Callable[[int], Iterable[Batch]], n_bytes: int, workers: int, device: str) -> None:

@@ -13,12 +13,7 @@ from paucal.data.shards.stream import Stream, StreamOrder
 
 
 def steps_per_epoch(n_images: int, global_batch: int) -> int:
-    """Return the number of batches per epoch; an incomplete last batch is dropped unless it is the only batch.
-
-    Example:
-        >>> steps_per_epoch(100, 32), steps_per_epoch(20, 32)
-        (3, 1)
-    """
+    """Return the number of batches per epoch; an incomplete last batch is dropped unless it is the only batch."""
     return max(1, n_images // global_batch)
 
 

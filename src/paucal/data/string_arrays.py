@@ -162,16 +162,7 @@ class GroupedStrings(_Strings):
 
 
 class RepeatedStrings(_Strings):
-    """Many strings with a few different values, such as "train" or "test" for each image.
-
-    Example:
-        >>> list(RepeatedStrings(("train", "test"), np.array([0, 0, 1])))
-        ['train', 'train', 'test']
-
-    Args:
-        words: The different values.
-        codes: (N,) position in `words` of each string.
-    """
+    """Many strings with a few different `words`, such as "train" or "test"; `codes` are their (N,) positions."""
 
     def __init__(self, words: Sequence[str], codes: NDArray[Any]) -> None:
         self._words, self._codes = tuple(words), np.asarray(codes, dtype=np.min_scalar_type(len(words)))
@@ -217,12 +208,7 @@ def take_strings(strings: Sequence[str], indices: NDArray[np.int64]) -> Sequence
 
 
 def argsort_strings(strings: Sequence[str]) -> NDArray[np.int64]:
-    """Return the positions that sort strings.
-
-    Example:
-        >>> argsort_strings(["b", "a"]).tolist()
-        [1, 0]
-    """
+    """Return the positions that sort strings."""
     if isinstance(strings, StringArray | GroupedStrings):
         return strings.argsort()
     return np.asarray(sorted(range(len(strings)), key=strings.__getitem__), dtype=np.int64)

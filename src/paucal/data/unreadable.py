@@ -34,9 +34,6 @@ def verify_images(
     Returns:
         The set without the unreadable images (and with a note about them, if there are any), and the keys of these
         images.
-
-    Raises:
-        UserError: Images are unreadable and `on_bad` is "refuse", or no image is readable.
     """
     problems = process_images(len(image_set), image_set.store.check, workers, progress)
     return drop_unreadable(image_set, problems, on_bad)
@@ -45,11 +42,7 @@ def verify_images(
 def process_images(
     count: int, process: Callable[[int], None], workers: int | None, progress: ReportProgress | None
 ) -> dict[int, str]:
-    """Call `process` in threads with each image position below `count`.
-
-    Returns:
-        The error message of each unreadable image, by position.
-    """
+    """Call `process` in threads with each image position below `count`; return the errors of unreadable images."""
     threads = workers or min(_MAX_THREADS, count_usable_cores())
     starts = range(0, count, _CHUNK_IMAGES)
     problems: dict[int, str] = {}
