@@ -109,8 +109,8 @@ def cache_images(
         return verify_images(image_set, on_bad, workers, progress)
     readable_set, names = drop_unreadable(image_set, problems, on_bad)
     readable = np.setdiff1d(np.arange(len(image_set)), list(problems))
-    tables = [torch.from_numpy(table[readable]).share_memory_() for table in (offsets, shapes)]
-    store = InMemoryStore(pixels, *tables, readable_set.store, image_set.decode_options.channels)
+    shared = [torch.from_numpy(table[readable]).share_memory_() for table in (offsets, shapes)]
+    store = InMemoryStore(pixels, shared[0], shared[1], readable_set.store, image_set.decode_options.channels)
     return replace(readable_set, store=store), names
 
 
