@@ -91,12 +91,7 @@ class ViewDataset(Dataset[Sample]):
         if (samples := self._batched_samples(keys)) is not None:
             return samples
         with preserve_generators():
-            samples = []
-            for key in keys:
-                image = self.image_set.store.read(key.index)
-                reseed(self.seed, *key)
-                samples.append(self._add_targets(key, [transform(image) for transform in self._transforms]))
-            return samples
+            return [self._make_sample(key) for key in keys]
 
     def _batched_samples(self, keys: list[SampleKey]) -> list[Sample] | None:
         """Return the samples if all their images are decoded and the transform supports batches, else None."""
@@ -112,6 +107,11 @@ class ViewDataset(Dataset[Sample]):
         views, geometry = transform.transform_batch(images, (derive_seed(self.seed, *key) for key in keys))
         pairs = zip(keys, views.unbind(), geometry.unbind(), strict=True)
         return [self._add_targets(key, [(view, theta)]) for key, view, theta in pairs]
+
+    def _make_sample(self, key: SampleKey) -> Sample:
+        image = self.image_set.store.read(key.index)
+        reseed(self.seed, *key)
+        return self._add_targets(key, [transform(image) for transform in self._transforms])
 
     def _add_targets(self, key: SampleKey, pairs: list[tuple[Tensor, Tensor]]) -> Sample:
         return Sample(

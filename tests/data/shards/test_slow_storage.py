@@ -1,7 +1,6 @@
 """Storage that is slow: shards are asked for a second time, and before they are needed."""
 
 import os
-import queue
 import threading
 import time
 from dataclasses import replace
@@ -65,15 +64,12 @@ def test_hedged__a_failure_counts_once_no_other_request_is_left():
 def test_hedged__answers_are_late_where_the_wait_is_interrupted(is_there, monkeypatch):
     release, late = threading.Event(), []
 
-    class Interrupted(queue.SimpleQueue):
-        def get(self, block: bool = True, timeout: float | None = None):
-            if timeout is None:
-                return super().get(block)
-            if is_there:
-                wait_for(lambda: not self.empty())
-            raise KeyboardInterrupt
+    def interrupted(responses, timeout):
+        if is_there:
+            wait_for(lambda: responses[0].done())
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(requests_module.queue, "SimpleQueue", Interrupted)
+    monkeypatch.setattr(requests_module, "wait", interrupted)
     if is_there:
         release.set()
     with pytest.raises(KeyboardInterrupt):

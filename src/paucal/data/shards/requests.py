@@ -2,12 +2,12 @@
 
 import errno
 import itertools
-import queue
 import random
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import TypeVar
 
 from paucal.types import UserError
 from paucal.wording import first_line
@@ -54,48 +54,37 @@ def send_hedged(work: Callable[[int], T], hedge_delay_seconds: float, discard: C
     second, or if this function was interrupted. The error is raised if the first request failed before the second was
     sent, or if both failed.
     """
-    responses: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-    lock, is_decided = threading.Lock(), threading.Event()
+    responses: list[Future[T]] = []
 
-    def send_and_queue_response(number: int) -> None:
-        try:
-            value = work(number)
-        except BaseException as problem:  # raised again in the caller's thread
-            responses.put((None, problem))
-            return
-        with lock:
-            is_late = is_decided.is_set()
-            is_decided.set()
-            if not is_late:
-                responses.put((value, None))
-        if is_late:
-            discard(value)
+    def send(number: int) -> None:
+        response: Future[T] = Future()
 
-    def send_in_thread(number: int) -> None:
-        threading.Thread(target=send_and_queue_response, args=(number,), name="shard request", daemon=True).start()
+        def work_in_thread() -> None:
+            try:
+                response.set_result(work(number))
+            except BaseException as problem:  # raised again in the caller's thread
+                response.set_exception(problem)
 
-    send_in_thread(0)
+        responses.append(response)
+        threading.Thread(target=work_in_thread, name="shard request", daemon=True).start()
+
+    def discard_value(response: Future[T]) -> None:
+        if response.exception() is None:
+            discard(response.result())
+
+    used = None
     try:
-        try:
-            response = responses.get(timeout=hedge_delay_seconds)
-        except queue.Empty:
-            send_in_thread(1)
-            response = responses.get()
-            if response[1] is not None:
-                response = responses.get()
-    except BaseException:
-        with lock:
-            is_decided.set()
-        _discard_all(responses, discard)
-        raise
-    value, problem = response
-    if problem is not None:
-        raise problem
-    return value
-
-
-def _discard_all(responses: "queue.SimpleQueue[Any]", discard: Callable[[T], None]) -> None:
-    while not responses.empty():
-        value, problem = responses.get()
-        if problem is None:
-            discard(value)
+        send(0)
+        if not wait(responses, hedge_delay_seconds).done:
+            send(1)
+            arrived, late = wait(responses, return_when=FIRST_COMPLETED)
+            if late and all(response.exception() for response in arrived):
+                arrived = wait(late).done
+            used = min(arrived, key=lambda response: response.exception() is not None)
+        else:
+            used = responses[0]
+        return used.result()
+    finally:
+        for response in responses:
+            if response is not used:
+                response.add_done_callback(discard_value)

@@ -157,7 +157,8 @@ def _choose_folder(
     sample = [rows[index] for index in evenly_spaced(len(rows), _SAMPLED_ROWS)]
     best, best_count = None, 0
     for finder in candidates:
-        paths = [_strip_prefix(row.path, _absolute_prefixes(finder.root, root)) for row in sample]
+        prefixes = _absolute_prefixes(finder.root, root)
+        paths = [_strip_prefix(row.path, prefixes) for row in sample]
         count = sum(not leads_out(path) and bool(finder.find(path)) for path in paths)
         if count > best_count:
             best, best_count = finder, count
@@ -258,9 +259,9 @@ class FileFinder:
             return self.find(f"{folder_path}/{UPLOAD_PREFIX.sub('', name, count=1)}".lstrip("/"))
         return [prefix + match for match in matches]
 
-    def subfolders(self, path: str = "") -> Sequence[str]:
-        """Return the sorted names of the folders in a folder, except hidden folders."""
-        listing = self._listing(path)
+    def subfolders(self) -> Sequence[str]:
+        """Return the sorted names of the folders in the root, except hidden folders."""
+        listing = self._listing("")
         return sorted(name for name in listing.folders if not name.startswith(".")) if listing else []
 
     def _find_folder(self, path: str) -> str | None:
@@ -296,12 +297,20 @@ class _FolderListing:
 
     @cached_property
     def files_by_key(self) -> dict[str, list[str]]:
-        return _group_pairs((comparison_key(name), name) for name in sorted(self.files))
+        return self._group_by_key({name: name for name in self.files})
 
     @cached_property
     def images_by_stem(self) -> dict[str, list[str]]:
-        images = [name for name in sorted(self.files) if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES]
-        return _group_pairs((comparison_key(os.path.splitext(name)[0]), name) for name in images)
+        parts = {name: os.path.splitext(name) for name in self.files}
+        return self._group_by_key(
+            {name: stem for name, (stem, suffix) in parts.items() if suffix.lower() in IMAGE_SUFFIXES}
+        )
+
+    def _group_by_key(self, compared: dict[str, str]) -> dict[str, list[str]]:
+        groups: dict[str, list[str]] = {}
+        for name in sorted(compared):
+            groups.setdefault(comparison_key(compared[name]), []).append(name)
+        return groups
 
 
 def fold_name(name: str) -> str:
@@ -331,10 +340,3 @@ def unescape(name: str) -> str:
         True
     """
     return _ESCAPED_BYTE.sub(lambda match: chr(0xDC00 + int(match[1], 16)), name) if "\\" in name else name
-
-
-def _group_pairs(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    groups: dict[str, list[str]] = {}
-    for key, name in pairs:
-        groups.setdefault(key, []).append(name)
-    return groups

@@ -113,8 +113,9 @@ def open_remote_parquet(files: Sequence[RowFile], options: SourceOptions) -> Ima
 
 
 def _open_files(files: list[RowFile], name: str, location: str, options: SourceOptions) -> ImageSet:
-    files, notes_on_damage = _exclude_damaged_files(files, location) if options.skip_damaged else (files, [])
-    files, notes = _select_files_of_parts(files)
+    damaged = _damaged_files(files) if options.skip_damaged else {}
+    notes_on_damage = damage_notes(damaged, len(files), location)
+    files, notes = _select_files_of_parts([file for file in files if file.shard.name not in damaged])
     notes += [*notes_on_damage, *_notes_on_missing_files(files)]
     columns = find_columns(str(files[0]), files[0].schema(), options)
     group_sizes, stored_labels = _read_labels(files, columns)
@@ -174,15 +175,14 @@ def _extra_columns(files: Sequence[RowFile], columns: ParquetColumns, rows: NDAr
     return extra_columns
 
 
-def _exclude_damaged_files(files: list[RowFile], location: str) -> tuple[list[RowFile], list[str]]:
+def _damaged_files(files: list[RowFile]) -> dict[str, str]:
     damaged: dict[str, str] = {}
     for file in files:
         try:
             file.schema()
         except DamagedShard as problem:
             damaged[file.shard.name] = str(problem)
-    notes = damage_notes(damaged, len(files), location)
-    return [file for file in files if file.shard.name not in damaged], notes
+    return damaged
 
 
 def _notes_on_missing_files(files: Sequence[RowFile]) -> list[str]:
@@ -247,7 +247,8 @@ def _make_stream(
 
 def _parts_of_files(files: Sequence[RowFile], labelled: bool) -> tuple[list[str], list[str]]:
     parts = ["" if len(files) == 1 else _part_of_file(file.shard.name) for file in files]
-    if labelled or not {"train", "val", "test"} <= set(parts) or not _are_test_labels_hidden(files, parts):
+    test_files = [file for file, part in zip(files, parts, strict=True) if part == "test"]
+    if labelled or not {"train", "val", "test"} <= set(parts) or not _are_labels_hidden(test_files, files[0].schema()):
         return parts, []
     # A labelled run leaves out the test files, and tests on the validation files. Pre-training must therefore not use
     # the validation files.
@@ -255,13 +256,11 @@ def _parts_of_files(files: Sequence[RowFile], labelled: bool) -> tuple[list[str]
     return [part.replace("val", "test") for part in parts], [note]
 
 
-def _are_test_labels_hidden(files: Sequence[RowFile], parts: Sequence[str]) -> bool:
+def _are_labels_hidden(test_files: Sequence[RowFile], schema: pa.Schema) -> bool:
     """Return whether no row of the test files has a label, as in data sets whose authors evaluate submissions."""
-    schema = files[0].schema()
     label_column = find_label_column(schema, read_features(schema))
     if label_column is None:
         return False
-    test_files = [file for file, part in zip(files, parts, strict=True) if part == "test"]
     try:
         _, stored_labels = _read_labels(test_files, ParquetColumns(label_column, label_column, ()))
     except UserError:

@@ -155,11 +155,6 @@ def _json_rows(file: Path, text: str) -> Iterator[TableRow]:
     names = list(dict.fromkeys(name for _, value in objects for name in value))
     yield TableRow(0, names)
     for number, value in objects:
-        yield TableRow(number, [_json_cell(value.get(name)) for name in names])
-
-
-def _json_cell(value: object) -> str:
-    """Return a JSON value as the text of a cell: strings without outer white space, "" for null, others as JSON."""
-    if value is None or isinstance(value, str):
-        return (value or "").strip()
-    return json.dumps(value, ensure_ascii=False)
+        cells = ["" if (cell := value.get(name)) is None else cell for name in names]
+        texts = [cell if isinstance(cell, str) else json.dumps(cell, ensure_ascii=False) for cell in cells]
+        yield TableRow(number, [text.strip() for text in texts])

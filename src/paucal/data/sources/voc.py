@@ -59,11 +59,9 @@ def open_voc(root: Path, labelled: bool = True) -> ImageSet:
         notes.append(f"{counted(len(unlabelled), 'image')} without a class {was_or_were(len(unlabelled))} left out")
     finder = FileFinder((root / IMAGES).resolve())
     files = {image: _find_image_file(finder, image, root) for image in kept_images}
-    missing = [image for image in kept_images if not files[image]]
-    if missing or not kept_images:
-        problem = (
-            f"lacks {missing[0]!r}, which is in the lists" if missing else "has no image with a class in the lists"
-        )
+    if not all(files.values()) or not files:
+        missing = next((f"lacks {image!r}, which is in the lists" for image, file in files.items() if not file), "")
+        problem = missing or "has no image with a class in the lists"
         raise UserError(f"{root / IMAGES} {problem}; restore the original files.")
     classes = tuple(sorted({name for image in kept_images for name in classes_of[image]})) if labelled else ()
     keys = [f"{IMAGES}/{files[image]}" for image in kept_images]
