@@ -15,7 +15,7 @@ from lightning.fabric.utilities.types import _Stateful
 
 from paucal.data.dataset import SampleKey, ViewDataset, collate
 from paucal.data.decoded.in_memory import cache_images
-from paucal.data.loader import make_eval_loader, make_ordered_loader, make_train_loader
+from paucal.data.loader import inference_batch_size, make_eval_loader, make_ordered_loader, make_train_loader
 from paucal.data.processes import start_method
 from paucal.data.randomness import derive_seed
 from paucal.data.sampler import StepSampler, steps_per_epoch
@@ -391,3 +391,8 @@ def test_eval_loader__starts_no_more_processes_than_it_has_batches():
         assert make_eval_loader(_digits(), np.arange(40), transform, batch, workers=2).num_workers == count
     empty = make_eval_loader(_digits(), np.arange(0), transform, 4, workers=2)
     assert (empty.num_workers, list(empty)) == (0, [])
+
+
+def test_inference_batch_size__is_small_for_large_images_on_a_cpu():
+    sizes = ((224, 224), "cpu"), ((32, 32), "cpu"), ((224, 224), "cuda")
+    assert [inference_batch_size(size, device) for size, device in sizes] == [16, 256, 256]

@@ -20,8 +20,10 @@ from paucal.data.decoded.cache_folder import CACHE_VARIABLE
 from paucal.data.shards import index as index_module
 from paucal.data.shards import opening
 from paucal.data.shards import tar as tar_module
+from paucal.data.shards.folders import is_remote
 from paucal.data.shards.index import INDEX_NAME
 from paucal.data.shards.opening import split_of_shard
+from paucal.data.shards.tar import sample_key
 from paucal.data.shards.writing import write_shards
 from paucal.data.sources.opening import open_images
 from paucal.data.stores import Store
@@ -385,3 +387,12 @@ def test_shards__that_are_open_are_read_by_forked_processes_at_once(written):
 
 def pixels_of(store: Store, number: int) -> bytes:
     return store.read(number).tobytes()
+
+
+def test_sample_key__ends_at_the_first_dot_of_the_file_name():
+    assert sample_key("n01/cat.v2/000123.JPG") == ("n01/cat.v2/000123", ".jpg")
+    assert sample_key("7.seg.png") == ("7", ".seg.png")
+
+
+def test_is_remote__is_true_of_urls():
+    assert [is_remote(text) for text in ("s3://bucket/shards", "photos/", "hf:owner/name")] == [True, False, False]

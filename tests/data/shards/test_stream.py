@@ -148,3 +148,11 @@ def test_repeated__is_a_short_list():
     assert list(parts) == ["test", "train", "train"]
     assert (parts[0], len(parts), list(parts[1:]), set(parts)) == ("test", 3, ["train"] * 2, {"train", "test"})
     assert (np.asarray(parts) == np.asarray(["test", "train", "train"])).all()
+
+
+def test_window_size__has_limits():
+    assert (window_size(110_000), window_size(2_000)) == (2440, 65536)
+
+
+def test_stream__of_shards_has_blocks_of_256_images():
+    assert Stream.from_shards([300, 0, 256], window=64).ends.tolist() == [256, 300, 556]

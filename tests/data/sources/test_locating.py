@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.conftest import encode
-from paucal.data.sources.locating import FileFinder
+from paucal.data.sources.locating import FileFinder, fold_name
 from paucal.data.sources.opening import open_images
 from paucal.types import UserError
 
@@ -186,3 +186,7 @@ def test_finder__finds_every_file_by_its_own_name(tmp_path_factory, names):
     finder = FileFinder(folder)
     assert all(finder.find(name) == [name] for name in files)
     assert finder.find("nothing.png") == []
+
+
+def test_fold_name__is_equal_for_other_case_and_unicode_form():
+    assert fold_name("E\u0301tang") == fold_name("\u00c9TANG")

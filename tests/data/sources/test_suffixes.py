@@ -8,6 +8,7 @@ from paucal.data.channels.decoding import decode_image
 from paucal.data.decode import decode_rgb
 from paucal.data.sources import suffixes
 from paucal.data.sources.folder import find_images, open_folder
+from paucal.data.sources.suffixes import install_command
 from paucal.types import UserError
 
 
@@ -62,3 +63,7 @@ def test_open_folder__says_what_makes_passed_over_files_readable(make_folder, mo
         file.unlink()
     with pytest.raises(UserError, match=r"no images in .*paucal\[heif\]"):
         open_folder(folder)
+
+
+def test_install_command__is_for_what_a_package_could_read():
+    assert (install_command(".avif"), install_command(".txt")) == ("pip install -U pillow", "")
