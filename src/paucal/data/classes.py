@@ -179,7 +179,17 @@ def read_class_list(source: str | Path) -> list[str]:
     A path that exists takes precedence over the name of a list. Blank lines and lines that begin with '#' are skipped;
     a '#' later in a line belongs to the name.
     """
-    lines = [line.strip() for line in io.StringIO(_read_list_text(source), newline=None)]
+    path, shipped = Path(source).expanduser(), shipped_lists()
+    if not path.exists() and str(source) in shipped:
+        text = (_class_lists() / f"{source}.txt").read_text(encoding="utf-8")
+    elif path.is_file():
+        text = read_decoded(path, MAX_LIST_BYTES).text
+    else:
+        raise UserError(
+            f"{path} is not a file; expected a file with one class name per line, or the name of a list that comes "
+            f"with paucal ({', '.join(shipped)})"
+        )
+    lines = [line.strip() for line in io.StringIO(text, newline=None)]
     names = [plain_name(line) for line in lines if line and not line.startswith("#")]
     if not names:
         raise UserError(f"{source} names no classes; expected one name per line")
@@ -222,19 +232,6 @@ def _class_lists():
     return resources.files("paucal.data") / "class_lists"
 
 
-def _read_list_text(source: str | Path) -> str:
-    path = Path(source).expanduser()
-    shipped = shipped_lists()
-    if not path.exists() and str(source) in shipped:
-        return (_class_lists() / f"{source}.txt").read_text(encoding="utf-8")
-    if not path.is_file():
-        raise UserError(
-            f"{path} is not a file; expected a file with one class name per line, or the name of a list that comes "
-            f"with paucal ({', '.join(shipped)})"
-        )
-    return read_decoded(path, MAX_LIST_BYTES).text
-
-
 def _suggest_classes(name: str, classes: tuple[str, ...]) -> str:
     similar = difflib.get_close_matches(name, classes, n=3)
     suggestions = " or ".join(f"'{class_name}'" for class_name in similar)
@@ -242,10 +239,7 @@ def _suggest_classes(name: str, classes: tuple[str, ...]) -> str:
 
 
 def class_names_by_line(lines: Sequence[str], shown_path: str) -> list[str]:
-    """Return the class names in the lines of a file, the name of class 0 first; raise a UserError for an empty line.
-
-    Empty lines at the end are ignored.
-    """
+    """Return the class names in the lines of a file, in label order; refuse empty lines that are not at the end."""
     names = [line.strip() for line in lines]
     while names and not names[-1]:
         names.pop()

@@ -24,10 +24,8 @@ ReadLabelMaps = Callable[[int], dict[str, Tensor]]
 class SampleKey(NamedTuple):
     """Identity of one draw of an image, which determines its augmentation.
 
-    Attributes:
-        epoch: Number of the pass over the training images, starting at 0.
-        index: Position of the image in the image set.
-        repeat: Index of this draw of the image within the pass.
+    `epoch` is the pass over the training images, from 0; `index` the position of the image in the set; `repeat` the
+    number of this draw of the image within the pass.
     """
 
     epoch: int
@@ -133,10 +131,7 @@ def decoded_pixels(store: Store, index: int) -> NDArray[np.uint8] | None:
 
 
 def as_label(target: NDArray[np.integer] | np.integer) -> int | Tensor:
-    """Return a class number as int, or a multi-hot row as (K,) float32 with NaN for unknown labels.
-
-    Because of NaN, mixing two images gives an unknown label where either label is unknown.
-    """
+    """Return a class number as int, or a multi-hot row as (K,) float32 with NaN (unknown), which mixing keeps."""
     if not target.ndim:
         return int(target)
     row = torch.from_numpy(np.asarray(target)).float()
@@ -145,22 +140,17 @@ def as_label(target: NDArray[np.integer] | np.integer) -> int | Tensor:
 
 def collate(samples: list[Sample]) -> Batch:
     """Stack samples into a batch; loader workers stack the images in shared memory."""
-    first = samples[0]
+    first, label_maps = samples[0], None
+    if first.label_maps is not None:
+        label_maps = default_collate([sample.label_maps for sample in samples])
+        if "indices" in label_maps:
+            # The distinct classes in a teacher's maps are listed on the CPU, since the training step would have to wait
+            # for a GPU.
+            label_maps["classes"], label_maps["slots"] = list_map_classes(label_maps.pop("indices"))
     return Batch(
         ids=torch.tensor([sample.id for sample in samples]),
         views=default_collate([sample.views for sample in samples]),
         labels=None if first.label is None else default_collate([sample.label for sample in samples]),
         geometry=None if first.geometry is None else default_collate([sample.geometry for sample in samples]),
-        label_maps=None if first.label_maps is None else _collate_maps([sample.label_maps for sample in samples]),
+        label_maps=label_maps,
     )
-
-
-def _collate_maps(maps: list[dict[str, Tensor] | None]) -> dict[str, Tensor]:
-    """Stack dense targets, and list the distinct classes in each of a teacher's maps.
-
-    The classes are listed here on the CPU, because the training step would have to wait for a GPU.
-    """
-    stacked = default_collate(maps)
-    if "indices" in stacked:
-        stacked["classes"], stacked["slots"] = list_map_classes(stacked.pop("indices"))
-    return stacked

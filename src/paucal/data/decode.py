@@ -53,13 +53,7 @@ UPRIGHT = {
 
 @dataclass(frozen=True)
 class Orientation:
-    """The EXIF orientation of an image file, and the size of the image before and after rotation.
-
-    Attributes:
-        value: EXIF orientation from 1 to 8; 1 if the file has no valid orientation.
-        stored_size: (height, width) in pixels of the image as it is stored.
-        upright_size: (height, width) in pixels of the upright image.
-    """
+    """The EXIF orientation of a file, 1 (the default) to 8, and the (height, width) before and after rotation."""
 
     value: int
     stored_size: tuple[int, int]
@@ -332,10 +326,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def exif_orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation, from 1 to 8, of an image that Pillow has opened but not decoded.
-
-    An invalid value (65537, 0, text) and damaged metadata count as 1 (upright).
-    """
+    """Return the EXIF orientation (1 to 8) before decoding; invalid values (65537, 0, text) and metadata count as 1."""
     try:
         # The `getexif` of PNG images would decode the pixels to find metadata after them.
         value = Image.Image.getexif(image).get(_ORIENTATION_TAG)

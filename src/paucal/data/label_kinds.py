@@ -31,14 +31,11 @@ MAX_FOLDERS_SHOWN, MAX_CLASSES_SHOWN = 5, 3  # largest numbers of folders and cl
 
 @dataclass(frozen=True)
 class LabelKind:
-    """A kind of labels.
+    """A kind of labels, which the paucal command `verb` learns; `noun` is its name in the plural.
 
-    Attributes:
-        verb: paucal command that learns labels of this kind, such as "train".
-        noun: Name of the labels in the plural.
-        expected_files: Description of the files that the command reads.
-        describe: Function that describes the labels of this kind in a folder, an archive or a file, or returns "".
-        advice: What to do if the data has only labels of another kind, by the command for that kind.
+    `expected_files` describes what the command reads. `describe` describes the labels of this kind in a folder, an
+    archive or a file, or returns "". `advice` says, for each other command, what to do if the data has only labels for
+    it.
     """
 
     verb: str
@@ -77,10 +74,7 @@ def refuse_masks(images: ImageSet) -> None:
 
 
 def refuse_non_class_folders(path: Path, names: tuple[str, ...]) -> None:
-    """Raise a UserError if the folders that would be read as classes are called `images`, `labels` or similar.
-
-    The message lists the contents of these folders, and the files that each paucal command reads.
-    """
+    """Refuse folders called `images`, `labels` or similar as classes; list their contents and what commands read."""
     are_folders = bool(names) and all(os.path.isdir(path / name) for name in names)
     if not are_folders or not {name.lower() for name in names} <= set(STRUCTURE_FOLDERS):
         return

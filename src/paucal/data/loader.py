@@ -51,10 +51,7 @@ class WorkerLoader(DataLoader[Sample]):
 
 
 class TrainLoader(WorkerLoader):
-    """A loader that resumes at the sampler's `start` and has no state of its own.
-
-    Lightning regards a loader with the two methods below as resumable.
-    """
+    """A loader that resumes at the sampler's `start`; Lightning regards it as resumable because of the two methods."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return an empty state."""
@@ -88,10 +85,7 @@ def make_ordered_loader(
     pin_memory: bool = False,
     epoch: int = 0,
 ) -> DataLoader[Any]:
-    """Return a loader that reads each sample at `indices` once, in order.
-
-    Samples are augmented as in the training epoch `epoch`. At most one loader process per batch is started.
-    """
+    """Return a loader that reads the samples at `indices` once, in order, augmented as in the training `epoch`."""
     batches = _OrderedBatches(indices, batch_size, epoch)
     workers = min(workers, len(batches))
     return WorkerLoader(dataset, batch_sampler=batches, **_loader_options(workers, pin_memory, collate_fn))

@@ -16,10 +16,7 @@ _SEED_BITS = 63  # a seed fits into a signed 64-bit integer
 
 
 def derive_seed(*numbers: int) -> int:
-    """Mix integers into one seed in [0, 2**63), the same on every machine and in every Python version.
-
-    Neighbouring inputs give unrelated seeds, and the order of the integers matters.
-    """
+    """Mix integers, whose order matters, into one seed in [0, 2**63), the same on every machine and Python version."""
     text = ",".join(str(int(number)) for number in numbers)
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> (64 - _SEED_BITS)

@@ -29,11 +29,7 @@ class StepSampler(Sampler[list[SampleKey]]):
     Attributes:
         indices: (n,) int64, positions of the training images.
         batch_size: Images per process and forward pass.
-        steps: Forward passes of the whole run on each process.
-        seed: Seed of the run.
-        start: Number of forward passes that are already done.
-        rank: Rank of this process.
-        world_size: Number of processes.
+        steps: Forward passes of the whole run on each process, of which `start` are already done.
         shuffle: False keeps the order of `indices` in every epoch.
         repeats: Number of times that each image is drawn in a row, each time with new augmentation (repeated
             augmentation, arXiv:1902.05509). An epoch then has the same number of steps, but `repeats` times fewer
@@ -44,7 +40,7 @@ class StepSampler(Sampler[list[SampleKey]]):
             each large class is drawn.
         stream: Stream of the images at `indices`; None if they are not streamed.
         on_pass: Function called before each forward pass over streamed images, with the order of the epoch and the
-            position in that order at which the pass begins; None calls no function.
+            position in that order at which the pass begins.
     """
 
     indices: NDArray[np.int64]
@@ -91,10 +87,7 @@ class StepSampler(Sampler[list[SampleKey]]):
             yield [SampleKey(epoch, *pair) for pair in zip(images.tolist(), repeats.tolist(), strict=True)]
 
     def _epoch_order(self, epoch: int) -> tuple[NDArray[np.int64] | StreamOrder, NDArray[np.int64] | None]:
-        """Return the order of an epoch, as positions in `indices`.
-
-        In a balanced epoch, also return how often the image of each draw was drawn before; otherwise None.
-        """
+        """Return the order of an epoch and, if balanced, how often the image of each draw was drawn before."""
         seed = derive_seed(self.seed, epoch)
         if self.labels is not None:
             return balanced_order(self.labels, np.random.default_rng(seed))

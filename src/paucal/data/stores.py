@@ -61,6 +61,9 @@ class DecodedCopies:
     def __init__(self, original: Store | None) -> None:
         self.original = original
 
+    def check(self, index: int) -> None:
+        """Do nothing, since decoded copies are readable."""
+
     def digest(self, index: int) -> bytes | None:
         """Return the digest of the original image's bytes; None if it is unknown."""
         return None

@@ -36,16 +36,7 @@ class _Strings(Sequence[str], ABC):
 
 
 class StringArray(_Strings):
-    """Immutable strings in an Arrow array.
-
-    Args:
-        values: UTF-8 strings in Arrow's type `large_binary`. Bytes that are not valid UTF-8 become surrogates in `str`.
-
-    Example:
-        >>> names = StringArray.from_strings(["b", "a", "c"])
-        >>> names[1], list(names.take(np.array([2, 0]))), names.argsort().tolist()
-        ('a', ['c', 'b'], [1, 0, 2])
-    """
+    """Immutable strings in an Arrow array of `large_binary`; bytes that are not UTF-8 become surrogates."""
 
     def __init__(self, values: pa.Array) -> None:
         self._values = values
@@ -110,16 +101,8 @@ class StringArray(_Strings):
 class GroupedStrings(_Strings):
     """Strings "group/name", such as "1.tar/cat.jpg" for an image in a shard; names are read when they are needed.
 
-    Args:
-        groups: Part of the strings before "/", once for each group.
-        counts: Number of strings in each group.
-        read: Function that returns the parts of the strings after "/" in a group, given the group's index in `groups`.
-
-    Example:
-        >>> names = [StringArray.from_strings(["x", "a"]), StringArray.from_strings(["m"])]
-        >>> strings = GroupedStrings(["2.tar", "1.tar"], [2, 1], names.__getitem__)
-        >>> list(strings), strings[2], strings.argsort().tolist()
-        (['2.tar/x', '2.tar/a', '1.tar/m'], '1.tar/m', [2, 1, 0])
+    `groups` has the part before "/" and `counts` the number of strings of each group; `read` returns the parts after
+    "/" in a group, given its position in `groups`.
     """
 
     def __init__(self, groups: Sequence[str], counts: Sequence[int], read: Callable[[int], StringArray]) -> None:

@@ -25,15 +25,9 @@ def verify_images(
 ) -> tuple[ImageSet, list[str]]:
     """Decode every image once, and refuse or skip unreadable images.
 
-    Args:
-        image_set: Images to decode.
-        on_bad: "refuse" raises a UserError if an image is unreadable, "skip" leaves unreadable images out.
-        workers: Number of threads; None for one per CPU core, at most 16.
-        progress: Function called with (images done, total images) from the calling thread.
-
-    Returns:
-        The set without the unreadable images (and with a note about them, if there are any), and the keys of these
-        images.
+    `workers` is the number of threads (None for one per CPU core, at most 16). `progress` is called with (images done,
+    total images) from the calling thread. Return the set without the unreadable images (and with a note about them),
+    and the keys of these images.
     """
     problems = process_images(len(image_set), image_set.store.check, workers, progress)
     return drop_unreadable(image_set, problems, on_bad)
@@ -47,26 +41,24 @@ def process_images(
     starts = range(0, count, _CHUNK_IMAGES)
     problems: dict[int, str] = {}
     pool = ThreadPoolExecutor(threads)
+
+    def process_chunk(start: int) -> dict[int, str]:
+        messages = {}
+        for position in range(start, min(start + _CHUNK_IMAGES, count)):
+            try:
+                process(position)
+            except UnreadableImage as error:
+                messages[position] = str(error)
+        return messages
+
     try:
-        chunks = pool.map(
-            lambda start: _process_chunk(range(start, min(start + _CHUNK_IMAGES, count)), process), starts
-        )
+        chunks = pool.map(process_chunk, starts)
         for start, messages in zip(starts, chunks, strict=True):
             problems.update(messages)
             if progress is not None:
                 progress(min(start + _CHUNK_IMAGES, count), count)
     finally:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C, do not start further chunks
-    return problems
-
-
-def _process_chunk(positions: range, process: Callable[[int], None]) -> dict[int, str]:
-    problems = {}
-    for position in positions:
-        try:
-            process(position)
-        except UnreadableImage as error:
-            problems[position] = str(error)
     return problems
 
 

@@ -1,7 +1,4 @@
-"""Images stored as arrays: NumPy files (`.npy`), and TIFF files with channels that Pillow does not support.
-
-The files are untrusted, so shapes and types are checked before memory is allocated, and nothing is unpickled.
-"""
+"""Images stored as arrays (`.npy`, and TIFF with channels that Pillow lacks); untrusted, so nothing is unpickled."""
 
 import io
 import stat

@@ -99,12 +99,7 @@ def _has_high_bit_depth(reading: DecodeOptions) -> bool:
 
 @dataclass(frozen=True)
 class SampledValues:
-    """Values sampled from one image.
-
-    Attributes:
-        values: (n,) values, or (n, C) for C channels.
-        nodata_value: Value that means "no data", as the file declares; None if the file declares no such value.
-    """
+    """(n,) or (n, channels) values sampled from one image, and the value for "no data" that the file declares."""
 
     values: NDArray[np.float64]
     nodata_value: float | None = None

@@ -111,10 +111,7 @@ def pixels_of(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def moments_of(image: Image.Image) -> NDArray[np.float64]:
-    """Return the (2, C) means and mean squares of an image's channels, for values in [0, 1].
-
-    The results are exact, since they are computed from the histogram of 256 levels.
-    """
+    """Return the exact (2, C) means and mean squares of an image's channels in [0, 1], from its histogram."""
     levels = (
         [plane.histogram() for plane in image.planes] if isinstance(image, MultichannelImage) else image.histogram()
     )
@@ -138,10 +135,7 @@ def paste_on_page(
 
 
 def has_high_bit_depth(image: Image.Image) -> bool:
-    """Return whether an image opened by Pillow has more than 8 bits per channel.
-
-    The result is False for a colour image that Pillow has already decoded, since Pillow decodes colours to 8 bits.
-    """
+    """Return whether an image has more than 8 bits per channel, if Pillow has opened it and not decoded its colours."""
     return image.mode == "F" or image.mode.startswith("I") or _has_16_bit_colours(image)
 
 

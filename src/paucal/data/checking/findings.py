@@ -48,14 +48,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckedSet:
-    """A set of images and its splits: train, val and test.
+    """N images, and the (N,) split of each: "train", "val", "test" or "unused".
 
-    Attributes:
-        images: N images.
-        parts: (N,) split of each image: "train", "val", "test" or "unused".
-        has_declared_splits: Whether the data set itself defines the splits.
-        origin: Phrase on how splits that are not declared were made: "as paucal train would divide them", or "not
-            divided".
+    `has_declared_splits` says whether the data set itself defines the splits; otherwise `origin` is a phrase on how
+    they were made, such as "not divided".
     """
 
     images: ImageSet

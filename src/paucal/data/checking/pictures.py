@@ -147,10 +147,7 @@ def _copy_advice(checked: CheckedSet) -> str:
 
 
 def giveaway_findings(checked: CheckedSet, survey: Survey) -> list[Finding]:
-    """Return a list with a finding if the class can be predicted from the format, the size or the mode of the file.
-
-    Images without a label or with several labels are ignored.
-    """
+    """Return a list with a finding if properties of the files reveal the class of images with one label."""
     images = checked.images
     rows = survey.readable_positions[images.labels[survey.readable_positions] >= 0]
     properties = {

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from paucal.data.channels.decoding import decode_for_display
 from paucal.data.channels.pixels import RGB
@@ -77,7 +76,13 @@ def survey_images(images: ImageSet, workers: int | None = None, progress: Report
     )
 
     def measure(index: int) -> None:
-        image, mode, size = _read_for_display(images.store, index, images.decode_options.value_range)
+        store, position = locate(images.store, index)
+        if isinstance(store, EncodedStore):
+            source, value_range = store.source(position), images.decode_options.value_range
+            image, mode, size = decode_for_display(source, store.name(position), _DECODED_SIDE, value_range)
+        else:
+            image = store.read(position)
+            mode, size = image.mode, (image.height, image.width)
         if images.decode_options.channels != RGB:
             images.store.check(index)  # images that can be shown may have channels that a run cannot read
         digest = digest_of(images.store, index)
@@ -105,10 +110,7 @@ def digest_or_none(store: Store, index: int) -> str | None:
 
 
 def digest_of(store: Store, index: int) -> bytes:
-    """Return the digest of an image file's bytes, or of the image's size and pixels if there is no file.
-
-    A decoded copy has the digest of the original image.
-    """
+    """Return the digest of an image file's bytes (also for decoded copies), or of size and pixels without a file."""
     store, index = locate(store, index)
     if isinstance(store, DecodedCopies) and (stored_digest := store.digest(index)) is not None:
         return stored_digest
@@ -120,13 +122,3 @@ def digest_of(store: Store, index: int) -> bytes:
         return source_digest(store.source(index))
     except OSError as problem:
         raise UnreadableImage(f"image {store.name(index)} cannot be read: {problem.strerror}") from None
-
-
-def _read_for_display(
-    store: Store, index: int, value_range: tuple[float, float] | None
-) -> tuple[Image.Image, str, tuple[int, int]]:
-    store, index = locate(store, index)
-    if isinstance(store, EncodedStore):
-        return decode_for_display(store.source(index), store.name(index), _DECODED_SIDE, value_range)
-    image = store.read(index)
-    return image, image.mode, (image.height, image.width)

@@ -59,10 +59,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def usable_cache_folder() -> Path | None:
-    """Create and return the cache folder; None if caching is off or the folder cannot be written.
-
-    Only the user can read the folder, since the images may be confidential.
-    """
+    """Create and return the cache folder, readable only by the user; None if caching is off or it cannot be written."""
     folder = cache_folder()
     if folder is None:
         return None

@@ -27,14 +27,10 @@ _SHARED_MEMORY_FOLDER = Path("/dev/shm")
 
 
 class InMemoryStore(DecodedCopies):
-    """Decoded images, stored one after the other in a flat tensor.
+    """Decoded images of `channels` channels, stored one after the other in a flat uint8 tensor in shared memory.
 
-    Args:
-        pixels: (total bytes,) uint8, in shared memory.
-        offsets: (N,) int64 position in `pixels` at which each image begins.
-        shapes: (N, 2) int64 heights and widths in pixels.
-        original: Store of the original images; None if only the decoded copies exist.
-        channels: Number of channels of every image.
+    `offsets` are the (N,) positions at which the images begin, and `shapes` their (N, 2) heights and widths in pixels.
+    `original` is the store of the original images; None if only the decoded copies exist.
     """
 
     def __init__(
@@ -52,21 +48,17 @@ class InMemoryStore(DecodedCopies):
 
     def size(self, index: int) -> tuple[int, int]:
         """Return the (height, width) of the original image."""
-        return self._decoded_size(index) if self.original is None else self.original.size(index)
-
-    def check(self, index: int) -> None:
-        """Do nothing, since cached images are readable."""
+        if self.original is not None:
+            return self.original.size(index)
+        height, width = self.shapes[index].tolist()
+        return height, width
 
     def view(self, index: int) -> NDArray[np.uint8]:
         """Return the (H, W, C) pixels of an image without copying them."""
-        height, width = self._decoded_size(index)
+        height, width = self.shapes[index].tolist()
         start = int(self.offsets[index])
         flat = self.pixels[start : start + height * width * self.channels]
         return flat.numpy().reshape(height, width, self.channels)
-
-    def _decoded_size(self, index: int) -> tuple[int, int]:
-        height, width = self.shapes[index].tolist()
-        return height, width
 
 
 def cache_images(

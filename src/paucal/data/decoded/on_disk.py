@@ -130,9 +130,6 @@ class MappedStore(DecodedCopies):
         height, width = self.entry.table.sizes[index].tolist()
         return height, width
 
-    def check(self, index: int) -> None:
-        """Do nothing, since stored images are readable."""
-
     def digest(self, index: int) -> bytes:
         """Return the digest of the encoded image."""
         return self.entry.table.digests[index].tobytes()
@@ -195,10 +192,7 @@ class EntryWriter:
         self._store_pixels(index, pixels_of(image), size, moments)
 
     def copy(self, index: int, entry: MappedEntry, row: int) -> bool:
-        """Copy the image in a row of another entry; return False if the file of that entry was removed or replaced.
-
-        Raises a `CacheFullError` if the image does not fit.
-        """
+        """Copy the image in a row of another entry; return False if the file of that entry was removed or replaced."""
         pixels = entry.view(row)
         if pixels is None:
             return False

@@ -274,10 +274,7 @@ def _open_hdf5(file: Path, name: str) -> Any:
 
 
 class Hdf5Store:
-    """Images in an (N, H, W, 3) uint8 array in an HDF5 file, read by one thread at a time.
-
-    A process that unpickles the store opens the file again.
-    """
+    """Images in an (N, H, W, 3) uint8 array in an HDF5 file, which is opened again after unpickling."""
 
     def __init__(self, file: Path, name: str, shape: tuple[int, ...] | None = None) -> None:
         self._file, self._name = file, name

@@ -1,7 +1,7 @@
 """The table of published data sets (`NAMED`): the splits, where to download the files, and where to put the files.
 
-torchvision downloads and reads most data sets (`readers.py`). Below the root, files have the same paths as torchvision
-uses, so data sets that another program has downloaded through torchvision can be used without changes.
+torchvision downloads and reads most data sets (`readers.py`). Files have the same paths as torchvision uses, so data
+sets that another program has downloaded through torchvision can be used without changes.
 """
 
 import os
@@ -21,12 +21,9 @@ _DIGIT_OR_SIGN_HINTS = Hints(flip=False, image_size=32)  # a mirrored digit or s
 
 @dataclass(frozen=True)
 class Portion:
-    """The images of a data set that torchvision's class opens in one call.
+    """The images of a data set that torchvision's class opens in one call, with these `arguments`.
 
-    Attributes:
-        part: Split: "train", "val" or "test"; "" if the data set has no official splits.
-        count: Published number of images.
-        arguments: Arguments of torchvision's class, or of the reader in `readers.py`.
+    `part` is "" if the data set has no official splits; `count` is the published number of images.
     """
 
     part: str
@@ -40,8 +37,6 @@ class PartitionLists:
 
     Attributes:
         title: Name of the partition, for messages.
-        files: Name of the list file of each split.
-        counts: Published number of images in each split.
         archive: Official archive of the list files, for messages.
         folders: Folders that are searched for the list files, relative to the root; the first folder is recommended.
         prefix: Text that is put in front of a line to get the path of the image relative to the root.
@@ -62,22 +57,18 @@ class NamedSet:
     """A published data set.
 
     Attributes:
-        title: Name for messages.
         portions: Portions of the data set; several portions may belong to the same split.
         files: Names of the official files, for messages.
         source: Address of the page with the official files.
         unpacked_paths: Paths that exist once the files are unpacked, relative to one of `possible_roots`.
         folder: Folder for the files, relative to the root; "" for the root itself.
-        hints: Known properties of the images.
         package: Extra package that is needed to read the data set; "" for none.
         download_package: Extra package that is needed to download the data set; "" for none.
-        downloadable: Whether torchvision can download the data set.
         download_obstacle: Why torchvision cannot download the data set, as the beginning of a sentence.
-        note: Note for the user on differences from the official images, splits or classes; "" without such differences.
+        note: Note for the user on differences from the official images, splits or classes.
         lists: List files of an official partition; None if torchvision knows the splits, or there are no splits.
         possible_roots: Folders, relative to the root, that contain `unpacked_paths` and `alternative_folders`.
         alternative_folders: Folders of which at least one must exist; () for no condition.
-        labelled: Whether labels can be read.
     """
 
     title: str
@@ -99,19 +90,12 @@ class NamedSet:
 
 
 def is_published_set(location: str | Path, root: str | Path | None = None) -> bool:
-    """Return whether a location is the name of a published data set, such as "cifar10".
-
-    An existing path of that name takes precedence, unless `root` is set; `./cifar10` is always a path.
-    """
+    """Return whether this is the name of a published set; an existing path has precedence unless `root` is set."""
     return isinstance(location, str) and location in NAMED and (root is not None or not Path(location).exists())
 
 
 def data_root(root: str | Path | None = None) -> Path:
-    """Return the absolute path of the folder of all published data sets.
-
-    The folder is `root`, else the environment variable `PAUCAL_DATA`, else `paucal/data` in the user's cache folder
-    (`XDG_CACHE_HOME`, else `~/.cache`).
-    """
+    """Return the folder of published sets: `root`, `PAUCAL_DATA`, else `paucal/data` in the user's cache folder."""
     if root is None:
         cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         root = os.environ.get(ROOT_VARIABLE) or f"{cache}/paucal/data"

@@ -147,10 +147,7 @@ class RemoteShardFolder:
         return True
 
     def fetch_shard(self, shard: Shard) -> Path:
-        """Download a shard, unless it is in the cache, and return the path of the copy.
-
-        Raises an `UnreadableImage` if that fails, or if the size differs from the size in the index.
-        """
+        """Download a shard of the size in the index, unless it is in the cache, and return the path of the copy."""
         return self._download_once(shard, retry)
 
     def prefetch(self, shard: Shard) -> None:
@@ -244,10 +241,7 @@ class RemoteShardFolder:
             raise UnreadableImage(f"{text}; check the network connection.") from None
 
     def _download_checked(self, shard: Shard, target: Path) -> None:
-        """Download a shard and compare its size with the size in the index.
-
-        A ConnectionError means that the download ended early, so that another try may succeed.
-        """
+        """Download a shard and compare its size; a ConnectionError means that another try may succeed."""
         self._download(shard.name, target)
         size = target.stat().st_size
         if size == shard.size:

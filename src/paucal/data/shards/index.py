@@ -1,7 +1,4 @@
-"""The index of tar shards: a file with the position, size, name and label of every image, as arrays.
-
-Slices of the arrays are read from the file when needed.
-"""
+"""The index of tar shards: position, size, name and label of every image, in arrays that are read when needed."""
 
 import bisect
 import itertools
@@ -49,10 +46,7 @@ _DAMAGE_EXCEPTIONS = (
 
 
 class OpenFile:
-    """An open file that several threads and forked processes may read at the same time.
-
-    It is closed when this object is garbage-collected, and opened again in a process that unpickles the object.
-    """
+    """An open file that threads and forked processes may read at the same time; closed when garbage-collected."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -107,10 +101,7 @@ class StoredStrings:
 
 
 def open_arrays(path: Path) -> dict[str, StoredArray]:
-    """Return the 1-D arrays in a file written by `numpy.savez`, by name; the values are read when needed.
-
-    Raises a ValueError if an array is damaged or compressed, and a BadZipFile if the file is not a zip file.
-    """
+    """Return the 1-D arrays in a file written by `numpy.savez`, by name; the values are read when needed."""
     arrays, open_file = {}, OpenFile(path)
     with zipfile.ZipFile(path) as packed, path.open("rb") as file:
         for member in packed.infolist():
@@ -141,9 +132,9 @@ class Shard:
     Attributes:
         name: Path relative to the folder of all shards, with forward slashes.
         size: Size of the file in bytes.
-        part: Split in the name of the file: "train", "val" or "test"; "" if the name contains no split.
-        changed: Modification time in nanoseconds; on object storage, a number that identifies the version of the file;
-            0 if unknown.
+        part: Split in the name of the file; "" if the name contains no split.
+        changed: Modification time in nanoseconds, or a number that identifies the version on object storage; 0 if
+            unknown.
     """
 
     name: str
@@ -165,7 +156,7 @@ class ShardIndex:
     """The N images in a set of tar shards.
 
     Positions, sizes and names may stay in the index file, which has M rows, one for each image, including images of
-    shards that were left out. `rows` returns the rows of one shard.
+    shards that were left out.
 
     Attributes:
         files: F shards, in the order of their names.
@@ -227,10 +218,7 @@ class ShardIndex:
         return self.rows(shard).names
 
     def without_damaged(self, damaged: Mapping[int, str], shown_path: str) -> "ShardIndex":
-        """Return the index without the images of `damaged` shards (reasons by position in `files`), with a note.
-
-        `files` still lists these shards.
-        """
+        """Return the index without the images of `damaged` shards (reasons by position in `files`), with a note."""
         if not damaged:
             return self
         names = {self.files[number].name: reason for number, reason in damaged.items()}
@@ -267,10 +255,7 @@ def compact_labels(labels: NDArray[np.integer], n_classes: int) -> NDArray[np.in
 
 
 def damage_notes(damaged: Mapping[str, str], total: int, shown_path: str) -> list[str]:
-    """Return a list with a note on the `damaged` shards (reasons by name) among `total` shards, [] if there are none.
-
-    Raises a UserError if all shards are damaged.
-    """
+    """Return a list with a note on the `damaged` shards (reasons by name), or []; refuse if all are damaged."""
     if not damaged:
         return []
     names, reason = list(damaged), next(iter(damaged.values())).rstrip(".")

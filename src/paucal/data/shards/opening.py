@@ -189,7 +189,10 @@ def _load_or_build_index(
     if not files:
         raise UserError(f"there are no shards (.tar, .parquet) in {folder.location}; check the address.")
     names = _class_names(folder)
-    cached = _cache_path(folder, label_field, names, single_shard)
+    identity = "\n".join([folder.location, label_field, single_shard or "", *names])
+    digest = hashlib.blake2b(identity.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+    cache = usable_cache_folder()
+    cached = None if cache is None else cache / SHARDS / f"{digest}.npz"
     if cached is not None and cached.is_file():
         try:
             index = read_index(cached, str(cached))
@@ -228,13 +231,6 @@ def _index_shards(
     notes = damage_notes(damaged, len(files), folder.location)
     index = build_index(list(rows), list(rows.values()), names)
     return replace(index, notes=(*index.notes, *notes))
-
-
-def _cache_path(shard_folder: ShardFolder, label_field: str, names: list[str], single_shard: str | None) -> Path | None:
-    folder = usable_cache_folder()
-    identity = "\n".join([shard_folder.location, label_field, single_shard or "", *names])
-    digest = hashlib.blake2b(identity.encode(errors="surrogateescape"), digest_size=16).hexdigest()
-    return None if folder is None else folder / SHARDS / f"{digest}.npz"
 
 
 def _class_names(folder: ShardFolder) -> list[str]:

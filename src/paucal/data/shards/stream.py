@@ -30,14 +30,9 @@ _SAMPLED_RUNS = 32  # number of runs of neighbouring images in a sample
 class Stream:
     """Order in storage of N images that are read when needed instead of being decoded before training.
 
-    Consecutive images of the same block form a run. Only the R runs are stored, since there may be a billion images.
-
-    Attributes:
-        ends: (R,) int64 position after the last image of each run.
-        shards: (R,) int32 number of the shard of each run.
-        blocks: (R,) int32 number of the block of each run: a Parquet row group, or 256 neighbouring images of a tar
-            file.
-        window: Number of images that are shuffled together.
+    Consecutive images of the same block (a Parquet row group, or 256 neighbouring images of a tar file) form a run.
+    Only the R runs are stored, since there may be a billion images: the (R,) positions after their last images, and the
+    (R,) numbers of their shards and blocks. `window` is the number of images that are shuffled together.
     """
 
     ends: NDArray[np.int64]
@@ -53,12 +48,7 @@ class Stream:
 
     @classmethod
     def from_shards(cls, counts: Sequence[int], window: int) -> "Stream":
-        """Return the stream of all images in tar shards, from the number of images in each shard.
-
-        Example:
-            >>> Stream.from_shards([300, 0, 256], window=64).ends.tolist()
-            [256, 300, 556]
-        """
+        """Return the stream of all images in tar shards, from the number of images in each shard."""
         images = np.asarray(counts, dtype=np.int64)
         n_blocks = -(-images // BLOCK_IMAGES)
         shards = np.repeat(np.arange(len(images), dtype=np.int32), n_blocks)
@@ -104,11 +94,6 @@ class StreamOrder:
         shards: (S,) int32 numbers of the shards with images, in the order in which they are read.
         shard_images: (S,) int64 position of one image of each shard in the stream.
         ends: (S,) int64 number of images up to the end of each shard, in the order before windows are shuffled.
-
-    Example:
-        >>> order = Stream.from_blocks(np.repeat([0, 1], 4), np.repeat([0, 1, 2, 3], 2), window=2).order(seed=0)
-        >>> sorted(order[np.arange(8)].tolist())
-        [0, 1, 2, 3, 4, 5, 6, 7]
     """
 
     def __init__(self, stream: Stream, seed: int) -> None:
@@ -170,12 +155,7 @@ def streaming_note(count: int, shards: int) -> str:
 
 
 def window_size(mean_bytes: float) -> int:
-    """Return the number of images in a window for encoded images with a mean size of `mean_bytes`.
-
-    Example:
-        >>> window_size(110_000), window_size(2_000)
-        (2440, 65536)
-    """
+    """Return the number of images in a window for encoded images with a mean size of `mean_bytes`."""
     return int(min(MAX_WINDOW, max(MIN_WINDOW, WINDOW_BYTES // max(1.0, mean_bytes))))
 
 
@@ -202,9 +182,7 @@ def concatenate_streams(streams: list["Stream | None"], counts: list[int]) -> "S
 class ShardPrefetcher:
     """Downloads shards in background threads, in the order in which an epoch needs them.
 
-    Args:
-        store: Store of all images.
-        images: (n,) int64 positions of the training images in the store, which the positions of a `StreamOrder` index.
+    `images` are the (n,) positions of the training images in the store, which the positions of a `StreamOrder` index.
     """
 
     def __init__(self, store: Store, images: NDArray[np.int64]) -> None:

@@ -94,10 +94,7 @@ def index_tar(path: Path, shown_path: str, label_field: str = JSON_FIELD) -> Tar
 
 
 def sample_key(name: str) -> tuple[str, str]:
-    """Split the path of a member at the first dot of the file name; return the key, and the ending in lower case.
-
-    Members with the same key belong to one sample.
-    """
+    """Split a member's path at the first dot of the file name: the key of its sample, and the lower-case ending."""
     folder, slash, file = name.rpartition("/")
     stem, dot, ending = file.partition(".")
     return f"{folder}{slash}{stem}", f"{dot}{ending}".lower()
@@ -188,10 +185,7 @@ def _number_labels(values: Sequence[str | None], names: Sequence[str]) -> tuple[
 
 
 class TarStore(EncodedStore):
-    """Images in tar shards; a process that unpickles the store opens the shards again.
-
-    Shards stay open for a minute, since opening a file takes as long as decoding a small image.
-    """
+    """Images in tar shards, which stay open for a minute, since opening takes as long as decoding a small image."""
 
     def __init__(self, folder: ShardFolder, index: ShardIndex, keys: Sequence[str]) -> None:
         super().__init__(keys)

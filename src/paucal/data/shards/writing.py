@@ -52,24 +52,13 @@ def write_shards(
     on_bad: OnBad = "refuse",
     progress: ReportProgress | None = None,
 ) -> tuple[list[Shard], list[str]]:
-    """Write all images of a set to shards in random order, separately for train, val and test.
+    """Write all images of a set to shards in random order, separately for train, val and test, into an empty folder.
 
     The encoded bytes of images are copied. Each image is also decoded, so that no unreadable image is written. Labels
     are class numbers or, in Parquet files, lists of class numbers. Class names are written to `classes.txt` in the
-    folder of tar files, or to the metadata of Parquet files.
+    folder of tar files, or to the metadata of Parquet files. A shard is full at `max_bytes` or `max_images`.
 
-    Args:
-        images: Images to write.
-        folder: Empty folder for the shards.
-        form: Format of the shards, "tar" or "parquet".
-        max_bytes: Size in bytes at which a shard is full.
-        max_images: Number of images at which a shard is full.
-        seed: Seed of the random order.
-        on_bad: "refuse" to raise a UserError if an image is unreadable, "skip" to leave unreadable images out.
-        progress: Function called with (images done, total images).
-
-    Returns:
-        The shards, and the keys of the unreadable images that were left out.
+    Return the shards, and the keys of the unreadable images that were left out (or refused, see `OnBad`).
     """
     _require_writable_labels(images, form)
     if form == "parquet":

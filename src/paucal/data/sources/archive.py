@@ -37,13 +37,10 @@ _ENCRYPTED_FLAG, _UTF8_FLAG = 1, 0x800  # bits of a zip entry's flags
 
 
 class _Entry(NamedTuple):
-    """A file in an archive.
+    """A file in an archive, with its path and its uncompressed size in bytes.
 
-    Attributes:
-        name: Path within the archive.
-        offset: Byte position of the file's content in a tar file, or of the entry's header in a zip file.
-        size: Uncompressed size in bytes.
-        zip_name: Name by which `zipfile` finds the entry, perhaps with wrongly decoded letters; "" in a tar file.
+    `offset` is the byte position of the content in a tar file, or of the entry's header in a zip file. `zip_name` is
+    the name by which `zipfile` finds the entry, perhaps with wrongly decoded letters; "" in a tar file.
     """
 
     name: str

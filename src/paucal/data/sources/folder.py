@@ -29,14 +29,10 @@ _SYSTEM_FOLDERS = {
 
 @dataclass(frozen=True)
 class ImageContainer:
-    """A folder of images, or an archive of such a folder.
+    """A folder of images, or an archive of such a folder, with the name and location of the image set.
 
-    Attributes:
-        name: Name of the image set.
-        location: Location of the images, for `ImageSet.location`.
-        make_store: Function (keys) that returns a store of the images with these keys.
-        list_subfolders: Function that returns the names of the folders in a folder, given its path from the root (or
-            "").
+    `make_store` returns a store of the images with some keys. `list_subfolders` returns the names of the folders in a
+    folder, given its path from the root (or "").
     """
 
     name: str
@@ -77,10 +73,7 @@ def subfolders_of(folder: Path) -> list[str]:
 def open_container(
     container: ImageContainer, keys: list[str], other_suffixes: Counter[str], labelled: bool, root: Path
 ) -> ImageSet:
-    """Open the images of a folder or archive, as `open_folder` describes.
-
-    `keys` are the sorted paths of all images, relative to the root; `other_suffixes` counts the other files.
-    """
+    """Open a folder or archive as `open_folder` describes, given the sorted paths of its images from the root."""
     notes = _note_on_other_files(other_suffixes)
     if not keys:
         other_files = f"; {notes[0]}" if notes else ""

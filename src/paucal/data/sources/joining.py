@@ -16,10 +16,7 @@ SEPARATOR = os.pathsep  # ":", or ";" on Windows, as in the environment variable
 
 
 def split_location(location: str | Path) -> list[str]:
-    """Split a text into several locations at ":" (";" on Windows), such as "photos:more.zip".
-
-    The text counts as one location if a file or folder of that name exists, or if none of the pieces exists.
-    """
+    """Split "photos:more.zip" into locations, unless the whole text exists or none of its pieces does."""
     text = str(location)
     if "://" in text:  # the ":" of a URL is not a separator
         return [text]

@@ -50,13 +50,7 @@ def find_separator(cells: Sequence[str], user_separator: str | None = None) -> s
     A character is a separator if some cell has the character between names, and splitting at the character gives fewer
     distinct names than there are distinct cells. For ";" and "|", which are rare in names, less is required. Some name
     must be in several cells. In addition, cells (including empty cells) must have different numbers of names, or some
-    name must be at different positions.
-
-    `user_separator` is the value of --label-separator: "none" for one label in each cell; None to detect the separator.
-
-    Example:
-        >>> find_separator(["cat;dog", "cat", ""]), find_separator(["cat; tabby", "dog"])
-        (';', '')
+    name must be at different positions. `user_separator` is the value of --label-separator.
     """
     if user_separator is not None:
         return "" if user_separator == ONE_LABEL else user_separator
@@ -70,13 +64,7 @@ def is_missing(cell: str) -> bool:
 
 
 def labels_in_lists(cells: Sequence[str]) -> list[list[str]] | None:
-    """Return the labels in cells that are lists, as written by JSON, Python or NumPy; None if any cell is not a list.
-
-    Example:
-        >>> labels_in_lists(['["red", "blue"]', "['red' 'green']", "[]", "[3]", ""])
-        [['red', 'blue'], ['red', 'green'], [], ['3'], []]
-        >>> labels_in_lists(["[red]", "blue"])
-    """
+    """Return the labels in cells that are lists, as JSON, Python or NumPy write them; None if any cell is no list."""
     if not any(cells) or not all(re.fullmatch(r"[\[({].*[\])}]", cell) for cell in cells if cell):
         return None
     rows = [_list_items(cell) for cell in cells]
@@ -134,10 +122,7 @@ def describe_separator(cells: Sequence[str], separator: str) -> str:
 
 
 def labels_from_names(rows: Sequence[Sequence[str]], is_multi_label: bool, source: str) -> Labels:
-    """Return the labels of images from the class names of each image; exactly one name unless `is_multi_label`.
-
-    `source` says in the notes where the labels are.
-    """
+    """Return the labels of images from their class names: one name each, or any number if `is_multi_label`."""
     classes = tuple(sorted({name for row in rows for name in row}))
     label_by_name = {name: label for label, name in enumerate(classes)}
     if not is_multi_label:
@@ -151,10 +136,7 @@ def labels_from_names(rows: Sequence[Sequence[str]], is_multi_label: bool, sourc
 def find_indicator_columns(
     rows: Sequence[Sequence[str]], width: int, used_columns: Collection[int | None]
 ) -> tuple[int, ...]:
-    """Return the positions of the columns of 1 and 0, one for each class; empty if there are fewer than two columns.
-
-    Of the `width` columns of the table, those at `used_columns` have another meaning.
-    """
+    """Return the positions of the unused columns of 1 and 0, one for each class; () if there are fewer than two."""
     columns = tuple(
         index
         for index in range(width)

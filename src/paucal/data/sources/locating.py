@@ -40,10 +40,8 @@ class ListedImage(NamedTuple):
 
     Attributes:
         path: Path in the row, with forward slashes.
-        part: Split of the image: "train", "val" or "test"; "" if the table assigns no split.
+        part: Split of the image; "" if the table assigns no split.
         line: Line number of the row in its file, from 1.
-        file: Table or list file.
-        label: Text of the label column.
         extra_cells: Texts of the columns in `TableColumns.extra_columns`, such as a patient column.
         indicators: Texts of the indicator columns: 1 or 0 for each class.
         names: Names of the image's classes, split from `label`.
@@ -229,12 +227,10 @@ def _refuse_outside(row: ListedImage, rows: Sequence[ListedImage]) -> NoReturn:
 class FileFinder:
     """Finds files in a folder by relative paths, which may have been written on another operating system.
 
-    The search stops at the first of these steps that finds a file:
-
-    1. the file with exactly the name in the path;
-    2. files whose names differ from the path only in case, in Unicode form or in bytes that are not UTF-8;
-    3. images whose names differ only in the suffix;
-    4. all steps again, without the prefix that Label Studio adds to the names of uploaded files.
+    The search stops at the first of these steps that finds a file: the file with exactly the name in the path; files
+    whose names differ from the path only in case, in Unicode form or in bytes that are not UTF-8; images whose names
+    differ only in the suffix; all steps again, without the prefix that Label Studio adds to the names of uploaded
+    files.
     """
 
     def __init__(self, root: Path) -> None:
@@ -314,12 +310,7 @@ class _FolderListing:
 
 
 def fold_name(name: str) -> str:
-    """Return the folded form of a name, which is equal for names that differ only in case or Unicode form.
-
-    Example:
-        >>> fold_name("E\u0301tang") == fold_name("\u00c9TANG")
-        True
-    """
+    """Return the folded form of a name, which is equal for names that differ only in case or Unicode form."""
     # Lower case may compose other characters than upper case, so folding can leave the normal form.
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 

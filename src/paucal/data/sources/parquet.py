@@ -296,10 +296,7 @@ def is_on_hub(location: str | Path) -> bool:
 
 
 def open_hub(location: str, _: Any, options: SourceOptions) -> ImageSet:
-    """Open the Parquet files of a data set on the Hugging Face hub.
-
-    `location` is "hf:OWNER/NAME", or "hf:OWNER/NAME/CONFIGURATION" if the data set has several configurations.
-    """
+    """Open the Parquet files of "hf:OWNER/NAME", or "hf:OWNER/NAME/CONFIGURATION", on the Hugging Face hub."""
     folder, files = _hub_files(str(location), options.download)
     images = open_parquet(folder, files, options)
     partial = sorted({file.parent.name for file in files if file.parent.name.startswith(PARTIAL_PREFIX)})

@@ -126,11 +126,9 @@ def _holds_bytes(column_type: pa.DataType) -> bool:
 class StoredLabels:
     """Labels of N rows, as stored in a file.
 
-    Attributes:
-        values: Single labels, as (N,) int64 numbers with -1 for no label or as (N,) texts with "" for no label; or the
-            items of all lists of labels, as one concatenated array.
-        lengths: (N,) number of items in the list of each row, -1 for a row without a list; None for single labels.
-        are_indicators: Whether each list has a 1 or 0 for every class.
+    `values` are single labels, as (N,) int64 numbers with -1 for no label or as (N,) texts with "" for no label; or the
+    items of all lists of labels, as one array. `lengths` are the (N,) numbers of items in the lists, -1 for a row
+    without a list; None for single labels. With `are_indicators`, each list has a 1 or 0 for every class.
     """
 
     values: NDArray[Any]
@@ -292,10 +290,7 @@ def _labels_from_lists(
 
 
 def _are_indicator_lists(values: NDArray[Any], lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:
-    """Return whether lists have a 0 or 1 for every class, and not class numbers.
-
-    This is assumed if all lists are equally long, all values are 0 or 1, and some list has a 0 or a 1 more than once.
-    """
+    """Return whether lists seem to have a 0 or 1 per class, and not class numbers: in some list, one occurs twice."""
     if values.dtype == object or not _are_equally_long(lengths) or not np.isin(values, (0, 1)).all():
         return False
     n_ones = np.bincount(rows, weights=values, minlength=len(lengths))[lengths >= 0]

@@ -126,12 +126,8 @@ def row_group_sizes(file: pq.ParquetFile) -> list[int]:
 class RowStore(EncodedStore):
     """Encoded images in the rows of Parquet or Arrow files; a process that unpickles the store opens the files again.
 
-    Args:
-        folder: Local or remote folder of the files.
-        files: Files, in the order of the file numbers in `rows`.
-        column: Name of the image column, whose values are bytes or a struct with a field `bytes`.
-        rows: (N, 2) int64 number of each image's file, and number of the image's row in this file.
-        keys: Keys of the N images.
+    The image column has bytes or a struct with a field `bytes`. `rows` are the (N, 2) numbers of each image's file, and
+    of its row in this file.
     """
 
     def __init__(

@@ -45,12 +45,9 @@ _MAX_SHOWN = 80  # maximum number of characters of a name in a message
 
 @dataclass(frozen=True)
 class TableColumns:
-    """Positions (from 0) of the columns of a table.
+    """Positions (from 0) of the columns of a table: of paths, classes (or None) and splits (or None).
 
     Attributes:
-        image: Position of the column of paths.
-        label: Position of the column of classes, or None.
-        split: Position of the column of splits (train, val or test), or None.
         names: Names of all columns; empty if the table has no header.
         indicators: Positions of the columns of 1 and 0, one for each class.
         flags: Position of each Boolean column that marks the images of one split, and the name of the split.
@@ -179,10 +176,7 @@ def tables_of_set(file: Path, options: SourceOptions) -> dict[str, Path]:
 
 
 def is_image_table(file: Path, options: SourceOptions, must_be_readable: bool = False) -> bool:
-    """Return whether a file has a column of paths, and a column of classes or an indicator column for each class.
-
-    An unreadable file raises an error if `must_be_readable`, as for files that belong to a set.
-    """
+    """Return whether a file has columns of paths and classes; if it `must_be_readable`, errors are raised."""
     if not is_regular(file) or file.stat().st_size > MAX_BYTES:
         return False
     try:
@@ -248,10 +242,7 @@ def _find_split_columns(
 
 
 def _find_name_column(plain_names: Sequence[str], cells: Sequence[Sequence[str]], label: int) -> int:
-    """Return the position of the column with the class names, given the position of the label column.
-
-    The two differ only if the label column has numbers and another column has one name per number.
-    """
+    """Return the position of the label column, or of a column with one name for each of its numbers."""
     numbers = [row[label] for row in cells if len(row) > label]
     if not all(re.fullmatch(r"\d*(\.0)?", number) for number in numbers):
         return label

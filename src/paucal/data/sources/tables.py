@@ -49,10 +49,7 @@ class _Tables(NamedTuple):
 
 
 class _LocatedRows(NamedTuple):
-    """One row for each image, with its key relative to `folder`, and notes for the user.
-
-    `conflicts` has two rows of one image that differ in an extra column, by the table and the position of this column.
-    """
+    """One row per image; `conflicts` has two rows that differ in an extra column, by table and column position."""
 
     rows: list[ListedImage]
     folder: Path

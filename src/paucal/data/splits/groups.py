@@ -95,14 +95,8 @@ def move_groups(
     """Move whole groups of training images to other splits; each split gets about its fraction of every class.
 
     Groups are visited from the largest to the smallest, and groups of equal size in a random order. A group moves to a
-    split if this brings the number of images per class in the split closer to the intended fraction.
-
-    Args:
-        images: N images.
-        parts: (N,) split of each image before the move.
-        fractions: Fraction of the training images that moves to each split, by the name of the split.
-        seed: Seed of the random order.
-        groups: (N,) group number of each image.
+    split if this brings the number of images per class in the split closer to the intended fraction. `parts` and
+    `groups` are the (N,) splits before the move, and group numbers; `fractions` has the splits to which images move.
     """
     parts, n_classes = parts.copy(), max(1, len(images.classes))
     pool = np.flatnonzero(parts == "train")
@@ -235,25 +229,15 @@ def splits_of_fold(
 
 
 def parse_fold(text: str) -> tuple[int, int]:
-    """Return the number of the fold (from 1) and the number of folds.
-
-    Example:
-        >>> parse_fold("2/5")
-        (2, 5)
-    """
+    """Return the number of the fold (from 1) and the number of folds in a text such as "2/5"."""
     match = re.fullmatch(r"([1-9]\d{0,2})/([1-9]\d{0,2})", text)
     if match is None:
         raise UserError(f"--fold is {text!r}; expected the fold and the number of folds, such as 2/5.")
     return int(match[1]), int(match[2])
 
 
-def describe_groups(group_by: str, groups: NDArray[np.int64]) -> str:
-    """Return a phrase about the groups that a split keeps together, for the description of the split."""
-    return f"whole groups by {group_by!r} ({len(np.unique(groups))} groups)"
-
-
 def stratify_iteratively(multi_hot: Targets, fractions: Sequence[float], seed: int) -> NDArray[np.int64]:
-    """Divide images with several labels into subsets with about the same fraction of every class.
+    """Return the (N,) number of each image's subset, with about the same fraction of every class in the P subsets.
 
     Iterative stratification (Sechidis, Tsoumakas and Vlahavas, "On the stratification of multi-label data", ECML PKDD
     2011, figure 2): the class with the fewest remaining images is divided first. Each image of the class goes to the
@@ -262,13 +246,7 @@ def stratify_iteratively(multi_hot: Targets, fractions: Sequence[float], seed: i
     random. The fractions are most exact for the rarest classes. Every subset with a fraction above 0 gets an image if
     there are enough images.
 
-    Args:
-        multi_hot: (N, K) labels: 1, 0, or -1 for unknown, which counts as 0.
-        fractions: (P,) fraction of the images for each of the P subsets; the fractions sum to 1.
-        seed: Seed of the order of the images.
-
-    Returns:
-        (N,) number of each image's subset, from 0 to P - 1.
+    `multi_hot` are (N, K) labels, in which -1 (unknown) counts as 0. The (P,) fractions sum to 1.
     """
     if abs(sum(fractions) - 1) > 1e-6 or min(fractions) < 0:
         raise ValueError(f"expected fractions of at least 0 whose sum is 1, got {list(fractions)}")

@@ -34,11 +34,9 @@ _YEAR = re.compile(r"(?:19|20)\d\d")
 class PartName(NamedTuple):
     """The parsed name of a file that may be the table or list of one split.
 
-    Attributes:
-        part: "train", "val" or "test"; "" if the name has no word for a split.
-        other_words: Other words of the name in lower case, which are the same for all files of a set.
-        title: Text of the name before the word for the split, used as the name of the set.
-        is_joint: Whether the file lists training and validation images together (`trainval.txt`).
+    `part` is "" if the name has no word for a split. `other_words` are the other words in lower case, which are the
+    same for all files of a set. `title`, the text before the word for the split, is the name of the set. A file that
+    `is_joint` lists training and validation images together (`trainval.txt`).
     """
 
     part: str

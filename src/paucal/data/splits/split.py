@@ -12,7 +12,6 @@ from paucal.data.classes import are_measurements
 from paucal.data.images import ImageSet, Targets
 from paucal.data.randomness import derive_seed
 from paucal.data.splits.groups import (
-    describe_groups,
     group_numbers,
     move_groups,
     parse_fold,
@@ -32,13 +31,8 @@ NO_VAL_TEXT = "and no images are kept for model selection"
 class Split:
     """The assignment of each image to train, val, test or "unused", in one byte of memory per image.
 
-    Args:
-        parts: (N,) strings "train", "val", "test" or "unused".
-        description: Sentence on how the set was split, for the report.
-        groups: (N,) group number of each image if groups were kept together; None otherwise.
-
-    Attributes:
-        strings: The (N,) strings in compact form.
+    `parts` are the (N,) strings, and `description` is a sentence on how the set was split. `groups` are the (N,) group
+    numbers if groups were kept together, else None. `strings` has the (N,) strings in compact form.
     """
 
     def __init__(
@@ -69,12 +63,7 @@ class Split:
 
 
 def held_out_part(declared: Collection[str]) -> str:
-    """Return the declared split that `make_split` uses for testing; "" if test images are taken from train.
-
-    Example:
-        >>> held_out_part(["train", "val"]), held_out_part(["train", "val", "test"]), held_out_part(["train"])
-        ('val', 'test', '')
-    """
+    """Return the declared split that `make_split` uses for testing; "" if test images are taken from train."""
     parts = set(declared)
     return "test" if "test" in parts else "val" if "val" in parts and len(parts) > 1 else ""
 
@@ -121,21 +110,25 @@ def make_split(
         )
     groups = None if group_by is None else group_numbers(image_set, group_by)
     if fold is not None:
-        return _split_fold(image_set, seed, val_fraction, fold, groups, group_by)
-    if set(image_set.declared_splits) == {"train", "val", "test"}:
+        number, folds = parse_fold(fold)
+        parts, fractions = splits_of_fold(image_set, number, folds, seed, groups), {"val": val_fraction}
+        description = f"test is fold {number} of {folds}; {_describe_moves(fractions, seed, 'the other folds')}"
+    elif set(image_set.declared_splits) == {"train", "val", "test"}:
         return _declared_split(image_set, val_fraction, groups)
-    parts, fractions, description = _plan_moves(image_set, seed, val_fraction, test_fraction)
+    else:
+        parts, fractions, description = _plan_moves(image_set, seed, val_fraction, test_fraction)
+        if groups is not None:
+            description = description.replace("cut per class", "cut by class")
     if groups is not None:
-        text = f"{description.replace('cut per class', 'cut by class')}, in {describe_groups(group_by or '', groups)}"
+        text = f"{description}, in whole groups by {group_by!r} ({len(np.unique(groups))} groups)"
         return Split(move_groups(image_set, parts, fractions, seed, groups), text, groups)
-    return Split(_move_images(image_set, parts, fractions, seed), _adapt_description(description, image_set))
+    if image_set.multi_hot is not None:
+        description = description.replace("cut per class", "cut by iterative stratification")
+    return Split(_move_images(image_set, parts, fractions, seed), description)
 
 
 def keep_all_for_training(image_set: ImageSet) -> Split:
-    """Return a split in which all images are training images, for sets that are too small for test images.
-
-    A class with only one image is refused, since it makes cross-validation impossible.
-    """
+    """Return a split with only training images, for a set too small to test on; refuse a class with one image."""
     _refuse_small_classes(image_set, np.ones(len(image_set), dtype=bool), 2)
     text = f"all {len(image_set)} images are for training, too few for a test set: scores are cross-validated"
     return Split(np.full(len(image_set), "train", dtype="<U6"), text)
@@ -147,10 +140,10 @@ def _declared_split(image_set: ImageSet, val_fraction: float, groups: NDArray[np
     if groups is not None:
         refuse_divided_groups(parts, groups)
     _refuse_small_classes(image_set, parts == "train", 1)
+    text = "train, val and test are the data's own folders"
     if val_fraction == 0:
         text = f"test is the data's own test folder; train is the data's own train and val folders, {NO_VAL_TEXT}"
-        return Split(parts, text, groups)
-    return Split(parts, "train, val and test are the data's own folders", groups)
+    return Split(parts, text, groups)
 
 
 def _plan_moves(
@@ -172,29 +165,6 @@ def _plan_moves(
         f"{image_set.location} has the splits {sorted(declared_parts)}; expected train with val or test, or no splits: "
         "add a train folder, or give the folder of one split."
     )
-
-
-def _split_fold(
-    image_set: ImageSet,
-    seed: int,
-    val_fraction: float,
-    fold: str,
-    groups: NDArray[np.int64] | None,
-    pattern: str | None,
-) -> Split:
-    number, folds = parse_fold(fold)
-    parts = splits_of_fold(image_set, number, folds, seed, groups)
-    fractions = {"val": val_fraction}
-    text = f"test is fold {number} of {folds}; {_describe_moves(fractions, seed, 'the other folds')}"
-    if groups is not None:
-        grouped_parts = move_groups(image_set, parts, fractions, seed, groups) if val_fraction > 0 else parts
-        return Split(grouped_parts, f"{text}, in {describe_groups(pattern or '', groups)}", groups)
-    return Split(_move_images(image_set, parts, fractions, seed), _adapt_description(text, image_set))
-
-
-def _adapt_description(text: str, image_set: ImageSet) -> str:
-    """Replace "per class" in the description of a split if images may have several labels."""
-    return text if image_set.multi_hot is None else text.replace("cut per class", "cut by iterative stratification")
 
 
 def _describe_moves(fractions: Mapping[str, float], seed: int, source: str) -> str:

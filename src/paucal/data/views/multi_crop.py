@@ -42,15 +42,9 @@ class DinoCrop:
     channels are blurred, but their colours are not changed. A crop takes from 1 ms (32 pixels) to 7 ms (224 pixels) on
     a slow core, mostly for hue and blur in Pillow.
 
-    Args:
-        size: (height, width) of the view in pixels.
-        scale: Range of the crop's area as a fraction of the image's area.
-        normalisation: Normalisation of the view, applied last.
-        blur_prob: Probability of the Gaussian blur.
-        solarise_prob: Probability of inverting the pixel values from 128 on.
-        blur: Range of the blur's radius in pixels of the view.
-        hflip: Probability of a horizontal flip.
-        jitter_prob: Probability of changing brightness, contrast, saturation and hue, in random order.
+    `scale` is the range of the crop's area as a fraction of the image's area, and `blur` the range of the radius in
+    pixels of the view. Solarising inverts the pixel values from 128 on. `jitter_prob` is the probability of changing
+    brightness, contrast, saturation and hue, in random order.
     """
 
     def __init__(
@@ -91,10 +85,7 @@ class DinoCrop:
 
 
 class FitThenTransform:
-    """Transform that gives an image the aspect ratio of a view of `size` before another transform crops it.
-
-    The returned map leads from the view to the original image. See `transforms.match_aspect_ratio` for `resize`.
-    """
+    """Gives an image the aspect ratio of a view of `size` before a transform crops it; maps to the original image."""
 
     def __init__(self, transform: ViewTransform, size: Size, resize: Resize, normalisation: Normalisation) -> None:
         self.transform, self.size, self.normalisation = transform, size, normalisation

@@ -20,10 +20,7 @@ _MIN_STD = 0.01
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Mean and standard deviation of each channel, for pixels in [0, 1].
-
-    The defaults are ImageNet's, which the DrLoc experiments use for every data set.
-    """
+    """Mean and standard deviation of each channel in [0, 1]; the defaults are ImageNet's, as for DrLoc."""
 
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)

@@ -61,17 +61,12 @@ def match_aspect_ratio(
 class TrainTransform:
     """Training transform: crop, flip, RandAugment, normalisation and random erasing, in timm's order.
 
-    With exact geometry, the order is that of the token-labeling code: flip, RandAugment on the full image, crop. In
-    this order, RandAugment fills only regions outside of the image; after a crop, it could also fill regions inside.
+    With `exact_geometry`, the returned geometry includes RandAugment in addition to crop and flip, and the order is
+    that of the token-labeling code: flip, RandAugment on the full image, crop. In this order, RandAugment fills only
+    regions outside of the image; after a crop, it could also fill regions inside.
 
     Random numbers are drawn from the global generators of Python, NumPy and torch (CPU); see `randomness.reseed`.
-
-    Args:
-        size: (height, width) of the view in pixels.
-        augmentation: Settings of the augmentation.
-        normalisation: Normalisation, applied after RandAugment.
-        exact_geometry: Whether the returned geometry includes RandAugment in addition to crop and flip.
-        resize: Method that gives an image the aspect ratio of the view, as the first step; see `match_aspect_ratio`.
+    `resize` gives an image the aspect ratio of the view, as the first step; see `match_aspect_ratio`.
     """
 
     def __init__(
@@ -163,14 +158,8 @@ class TrainTransform:
 class EvalTransform:
     """Evaluation transform: resize to `size / crop_ratio`, centre crop and normalisation, as in timm and torchvision.
 
-    The resize keeps the aspect ratio; the resized image covers (height, width) / crop_ratio.
-
-    Args:
-        size: (height, width) of the view in pixels.
-        normalisation: Normalisation, applied last.
-        crop_ratio: Fraction of the resized image's shorter side that the view covers, at most 1.
-        interpolation: Resampling filter of the resize.
-        resize: Method that gives an image the aspect ratio of the view, as the first step; see `match_aspect_ratio`.
+    The resize keeps the aspect ratio; the resized image covers (height, width) / crop_ratio, of which `crop_ratio` is
+    at most 1. `resize` gives an image the aspect ratio of the view, as the first step; see `match_aspect_ratio`.
     """
 
     def __init__(
