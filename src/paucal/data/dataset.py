@@ -22,11 +22,7 @@ ReadLabelMaps = Callable[[int], dict[str, Tensor]]
 
 
 class SampleKey(NamedTuple):
-    """Identity of one draw of an image, which determines its augmentation.
-
-    `epoch` is the pass over the training images, from 0; `index` the position of the image in the set; `repeat` the
-    number of this draw of the image within the pass.
-    """
+    """One draw of an image, which determines its augmentation: the pass, the image, and the draw within the pass."""
 
     epoch: int
     index: int  # pyright: ignore[reportIncompatibleMethodOverride] (`tuple.index` is not used)

@@ -256,10 +256,9 @@ def check_decodes(source: ImageSource, name: str, options: DecodeOptions = DEFAU
 def decode_reduced(
     source: ImageSource, name: str, side: int, value_range: tuple[float, float] | None = None
 ) -> tuple[Image.Image, str, tuple[int, int]]:
-    """Decode an image. A JPEG is decoded at a reduced size whose shorter side has at least `side` pixels.
+    """Decode an image, a JPEG at a reduced size whose shorter side has at least `side` pixels.
 
-    Return the upright RGB image, the mode of its pixels in the file ("L", "RGB", "CMYK", "I;16", ...), and its upright
-    (height, width) at full size.
+    Return also the mode of its pixels in the file ("L", "RGB", "CMYK", "I;16", ...) and its upright (height, width).
     """
     with open_image(source, name) as image:
         mode, full_size = image.mode, _orientation_of(image).upright_size

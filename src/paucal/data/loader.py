@@ -116,8 +116,7 @@ def make_eval_loader(
 ) -> DataLoader[Sample]:
     """Return a loader that reads each image once, in order; process `rank` gets every `world_size`-th image.
 
-    `Batch.labels` is None if any image has no label. With `Batch.ids` the results of several processes can be put in
-    order.
+    `Batch.labels` is None if any image has no label. `Batch.ids` show the order of the results of several processes.
     """
     rank_indices = np.asarray(indices, dtype=np.int64)[rank::world_size]
     has_labels = bool(image_set.classes) and bool((image_set.labels[indices] >= 0).all())

@@ -181,11 +181,7 @@ class FileStore(EncodedStore):
 
 
 class ArrayStore:
-    """Images of one size in an array.
-
-    Args:
-        pixels: (N, H, W) grey or (N, H, W, 3) RGB, uint8.
-    """
+    """Images of one size in a uint8 array, (N, H, W) grey or (N, H, W, 3) RGB."""
 
     def __init__(self, pixels: NDArray[np.uint8]) -> None:
         if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4):

@@ -63,11 +63,7 @@ def process_images(
 
 
 def drop_unreadable(image_set: ImageSet, problems: dict[int, str], on_bad: OnBad) -> tuple[ImageSet, list[str]]:
-    """Return the set without its unreadable images, and the keys of these images.
-
-    `problems` has the error message of each unreadable image, by position. If `on_bad` is "refuse" and there are
-    problems, a UserError is raised instead.
-    """
+    """Return the set without unreadable images (messages by position in `problems`) and their keys, or refuse them."""
     if not problems:
         return image_set, []
     names = [image_set.keys[i] for i in sorted(problems)]

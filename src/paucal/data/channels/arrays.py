@@ -42,11 +42,7 @@ def is_tiff(source: ImageSource) -> bool:
 
 
 def npy_shape(source: ImageSource) -> ArrayShape:
-    """Return the shape of an image in a NumPy file from its header.
-
-    The channels are taken to be the first or the last axis, whichever is shorter. An invalid header, and a truncated
-    file, raise a ValueError.
-    """
+    """Return the shape in a NumPy file's header; the shorter of the first and the last axis has the channels."""
     with _open_binary(source) as file:
         return _npy_header(file, None)
 

@@ -103,11 +103,7 @@ def split_failure_finding(problem: UserError) -> Finding:
 
 
 def small_image_findings(sizes: np.ndarray, img_size: int, positions: np.ndarray) -> list[Finding]:
-    """Return a list with a `Finding` about images that must be enlarged to more than twice their size for the network.
-
-    `sizes` are (N, 2) heights and widths in pixels, `img_size` the shorter side that `paucal train` would choose, and
-    `positions` the (N,) positions of the images in their set.
-    """
+    """Return a list with a `Finding` about images, of (N, 2) sizes, that a network would enlarge more than twice."""
     if not len(sizes):
         return []
     shorter_sides = sizes.min(axis=1)

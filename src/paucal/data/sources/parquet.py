@@ -51,11 +51,7 @@ PARQUET_SUFFIXES = (".parquet", ".pq", ".arrow")
 
 
 def find_parquet(folder: Path) -> list[Path]:
-    """Return the Parquet files of a folder, or else the Arrow files written by Hugging Face's `save_to_disk`, or [].
-
-    Files are searched for in the folder itself, else in `data/`, else in train/val/test folders or in the only
-    subfolder with such files.
-    """
+    """Return the Parquet, or else Arrow files of a folder, its `data/`, folders of splits or only subfolder; or []."""
     for suffix in (PARQUET_SUFFIX, ARROW_SUFFIX):
         files_here, files_in_data, files_below = (
             sorted(path for path in folder.glob(pattern) if not _is_in_ignored(path.relative_to(folder)))
@@ -156,11 +152,7 @@ def _open_files(files: list[RowFile], name: str, location: str, options: SourceO
 
 
 def _extra_columns(files: Sequence[RowFile], columns: ParquetColumns, rows: NDArray[np.int64]) -> dict[str, list[str]]:
-    """Return the values, as CSV text, of up to 16 columns of numbers or text that are not the image or label column.
-
-    `rows` are the positions of the rows to keep, counted over all files. Damaged columns are left out, since most runs
-    do not need extra columns.
-    """
+    """Return the values, as CSV text, of up to 16 undamaged columns of numbers or text for `rows` over all files."""
     extra_columns: dict[str, list[str]] = {}
     schemas = [file.schema() for file in files]
     for field in schemas[0]:

@@ -41,11 +41,7 @@ class TableRows(NamedTuple):
 
 
 def read_table(file: Path, max_rows: int | None = None, keep_whitespace: bool = False) -> TableRows:
-    """Read the non-empty rows of a table, at most `max_rows` with the header.
-
-    `keep_whitespace` keeps white space at the ends of cells, for files that paucal has written. Raises an OSError if
-    the file cannot be read.
-    """
+    """Read up to `max_rows` non-empty rows of a table; white space is kept for files that paucal has written."""
     text, _, note = read_decoded(file, MAX_BYTES)
     rows = _json_rows(file, text) if file.suffix.lower() in JSON_LINES else csv_rows(file, text, keep_whitespace)
     return TableRows(list(islice(rows, max_rows)), note)

@@ -244,11 +244,7 @@ def _classes_of_numbers(rows: Sequence[ListedImage], numbers: Sequence[int]) -> 
 
 
 def find_train_list(folder: Path, root: Path | None = None) -> Path | None:
-    """Return the train list in a folder; None if there is no train list.
-
-    It is named like one (`train.txt`, `real_train.txt`), the first line has a path and a class number, and `open_list`
-    would find the image of this line.
-    """
+    """Return the train list in a folder (`real_train.txt`), whose first image must exist; None without such a list."""
     lists = select_train_files([file for file in sorted(folder.glob(f"[!.]*{LIST_SUFFIX}")) if _is_list(file, root)])
     if len(lists) > 1:
         names = ", ".join(file.name for file in lists)

@@ -246,11 +246,7 @@ def keep_train_fraction(split: Split, labels: Targets, fraction: float, seed: in
 
 
 def keep_train_per_class(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
-    """Keep `per_class` training images of every class; the other training images become "unused".
-
-    A class with fewer images keeps all of its images, and the description says so. With the same seed, the images for a
-    smaller `per_class` are a subset of those for a larger `per_class`.
-    """
+    """Keep `per_class` training images of every class, or all; with one seed, fewer are a subset of more."""
     if labels.ndim == 2:
         raise UserError(
             "--few-labels sets the number of images of each class, but these images may have several classes: give "

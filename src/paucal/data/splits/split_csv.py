@@ -32,8 +32,8 @@ _HEADERS = [[*_COLUMNS, *optional] for optional in ([], [_DIGEST], [_GROUP], [_D
 def write_split(path: Path, image_set: ImageSet, split: Split, digests: Iterable[str] | None = None) -> None:
     """Write one row per image; an unlabelled image has the label -1 and an empty class.
 
-    The row of an image with several labels has all class numbers and class names. Names are separated by ";", or by "|"
-    or "," if a class name contains ";". Digests identify the images even if the files are moved or renamed.
+    The class names of an image with several labels are separated by ";", or by "|" or "," if a name contains ";".
+    Digests identify the images even if the files are moved or renamed.
     """
     if len(split.strings) != len(image_set):
         raise ValueError(f"the split has {len(split.strings)} rows for {len(image_set)} images")

@@ -81,11 +81,7 @@ class Augmentation:
 def build_rand_augment(
     augmentation: Augmentation, size: tuple[int, int], normalisation: Normalisation
 ) -> RandAugment | None:
-    """Build RandAugment as timm's training transform does; return None if RandAugment is off.
-
-    Regions outside of the transformed image are filled with the mean of the normalisation. Colour operations are left
-    out unless images have exactly three channels.
-    """
+    """Build RandAugment as timm does, filling with the mean colour; None if off; without colours unless RGB."""
     description = augmentation.rand_augment
     if description is None:
         return None
@@ -155,11 +151,7 @@ _OPERATION_MAPS: dict[str, Callable[[float, int, int], Affine]] = {
 
 
 class RandAugmentWithGeometry:
-    """timm's RandAugment, extended to return the affine map from the augmented image to the original image.
-
-    timm's geometric operations call PIL's affine transforms. Each geometric operation is wrapped in a function that
-    also multiplies the operation's affine map with those of earlier operations.
-    """
+    """timm's RandAugment, whose geometric operations are wrapped to return the affine map to the original image."""
 
     def __init__(self, policy: RandAugment) -> None:
         self.policy = policy
