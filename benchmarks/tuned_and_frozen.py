@@ -25,8 +25,7 @@ from paucal.evaluation.predictions import predict_all
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.trained import load_trained
 from paucal.runner.console import SilentConsole
-from paucal.runner.images import SplitImages
-from paucal.runner.loaders import eval_loader
+from paucal.runner.images import SplitImages, eval_loader
 from paucal.runner.resuming import stored_settings
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup, assemble

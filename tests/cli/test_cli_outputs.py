@@ -15,8 +15,8 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.runner import life
 from paucal.runner.console import Console
 from paucal.runner.life import begin
+from paucal.runner.run_folder import aside_path, move_aside
 from paucal.runs.lock import RunLock
-from paucal.runs.replacing import aside_path, move_aside
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 

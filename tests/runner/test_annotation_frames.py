@@ -14,7 +14,7 @@ from cli.calls import make_scenes
 from paucal.data.label_kinds import describe_labels
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
-from paucal.runner.annotation_frames import takes_annotations
+from paucal.runner.frames import takes_annotations
 from paucal.tasks.detection.images import open_boxed_images
 from paucal.types import UserError
 from tasks.detection.made import TINY, pictures

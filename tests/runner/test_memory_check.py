@@ -11,8 +11,9 @@ from paucal.backbones.cost import image_cost
 from paucal.cli.main import main
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training_settings import TrainSettings
-from paucal.runner import memory_check
-from paucal.runner.memory_check import check_batch_memory, check_memory, check_step_size, explain_memory_errors
+from paucal.runner import inference, trainer_inputs
+from paucal.runner.inference import check_batch_memory
+from paucal.runner.trainer_inputs import check_memory, check_step_size, explain_memory_errors
 from paucal.types import UserError
 
 GIB = 2**30
@@ -21,7 +22,8 @@ RESOLVED = {"device": "cpu", "devices": 1, "precision": "32-true"}
 
 @pytest.fixture(autouse=True)
 def eight_gib(monkeypatch):
-    monkeypatch.setattr(memory_check, "read_available_memory", lambda: 8 * GIB)
+    for module in (trainer_inputs, inference):
+        monkeypatch.setattr(module, "read_available_memory", lambda: 8 * GIB)
     monkeypatch.setattr(backbone_spec, "read_available_memory", lambda: 8 * GIB)
 
 
@@ -58,7 +60,7 @@ def test_check_room__refuses_steps_that_cannot_fit_and_says_what_would():
 
 
 def test_check_room__knows_that_sgd_keeps_one_moment_less(monkeypatch):
-    monkeypatch.setattr(memory_check, "read_available_memory", lambda: 12 * GIB)
+    monkeypatch.setattr(trainer_inputs, "read_available_memory", lambda: 12 * GIB)
 
     def least(optimizer):
         settings = PretrainSettings(batch_size=5, **RESOLVED, optimizer=optimizer)

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paucal.runner.console import LoggedConsole, NullConsole, SilentConsole
-from paucal.runner.notebook import NotebookOutput, in_notebook
+from paucal.runner.console import LoggedConsole, NotebookOutput, NullConsole, SilentConsole, in_notebook
 
 CLOTHING = Path(__file__).parents[3] / "shared/data/clothing/train.parquet"
 
@@ -24,7 +23,7 @@ class Output(NotebookOutput):
 @pytest.mark.parametrize("kind", [SilentConsole, LoggedConsole])
 def test_bar__shows_progress_and_is_gone_at_the_end(monkeypatch, kind):
     monkeypatch.setattr("paucal.runner.console.in_notebook", lambda: True)
-    monkeypatch.setattr("paucal.runner.notebook.REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr("paucal.runner.console.REFRESH_SECONDS", 0.0)
     console = kind()
     console._output = output = Output()
     with console.progress("reading <images>") as advance:

@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from paucal.runner.console import SilentConsole
-from paucal.runner.run_folder import RunLockCallback, RunWriter, is_valid_state
+from paucal.runner.run_folder import RunLockCallback, RunWriter, aside_path, is_valid_state, move_aside
 from paucal.runs import create_run
 from paucal.runs.lock import LOCK_FILE, RunLock
-from paucal.runs.replacing import aside_path, move_aside
 from paucal.types import UserError
 
 

@@ -11,7 +11,7 @@ from paucal.rules.resolve import DataAndMachine
 from paucal.runner import trainer_inputs
 from paucal.runner.console import SilentConsole
 from paucal.runner.trainer_inputs import hardware
-from paucal.settings.origins import list_origins
+from paucal.settings.options import list_origins
 from paucal.tasks.classification import assembly as training
 from paucal.tasks.classification.optimization import reduce_batch_to_memory
 from paucal.tasks.pretraining import assembly as pretraining

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paucal.runner.console import SilentConsole
-from paucal.runs.grid_files import is_grid_folder
+from paucal.runs.folder import is_grid_folder
 from paucal.studies.call import Call, DataLocations, with_given_images, with_starts
 from paucal.studies.grids import with_start_images
 from paucal.studies.plan import plan_runs

@@ -14,7 +14,7 @@ from paucal.cli.main import main
 from paucal.models import precision
 from paucal.models.precision import PrecisionChoice
 from paucal.models.trained import load_trained
-from paucal.runner import precision as runner_precision
+from paucal.runner import inference as runner_precision
 from paucal.types import UserError
 from paucal.verbs.check import labels as check_labels
 from paucal.verbs.eval import classification as eval_classification

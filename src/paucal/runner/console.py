@@ -1,25 +1,130 @@
-"""Consoles, which print the messages, tables and progress of a run to the terminal, and log the messages."""
+"""Consoles, which print messages, tables and progress to the terminal or a notebook, and log the messages."""
 
+import html
 import logging
 import math
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console as Terminal
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-from paucal.runner.notebook import CELL_OUTPUT, NotebookProgress, in_notebook
-from paucal.runner.plain_console import PlainConsole
 from paucal.runner.run_time import WorkForecast
 from paucal.wording import escape_controls, shorten
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
+
+FILE_WIDTH = 160  # width of output to a file or a pipe, in characters
+closed_descriptors: set[int] = set()  # file descriptors of streams that their reader, such as `head`, has closed
+
+
+class PlainConsole(Terminal):
+    """Prints text literally: without highlighting, without emoji for `:x:`, and with control characters escaped.
+
+    Strings in tables pass through `render_str`, so that callers need not escape names of files and classes. Output to
+    a file or a pipe is wrapped at `FILE_WIDTH` characters instead of the width of a terminal.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, emoji=False, **options)
+        if not self.is_terminal and "COLUMNS" not in os.environ:
+            self.width = FILE_WIDTH
+
+    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+        """Convert a string to text with control characters escaped."""
+        return super().render_str(escape_controls(text), **options)
+
+    def on_broken_pipe(self) -> None:
+        """Continue after the reader has closed the pipe, so that the run still writes all files."""
+        redirect_to_null(self.file)
+
+
+def redirect_to_null(stream: IO[str]) -> None:
+    """Redirect a stream that was closed by its reader to the null device."""
+    closed_descriptors.add(stream.fileno())
+    null_descriptor = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_descriptor, stream.fileno())
+    os.close(null_descriptor)
+
+
+# Minimum interval between updates, since each update is sent to the browser and stays in the notebook's history
+REFRESH_SECONDS = 0.2
+
+
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
+
+
+class NotebookProgress(Progress):
+    """A progress bar in the output of a notebook cell, which disappears when the work is done."""
+
+    def __init__(self, output: "NotebookOutput") -> None:
+        super().__init__(auto_refresh=False)
+        self._output, self._shown_at = output, 0.0
+
+    def start(self) -> None:
+        """Show the bar."""
+        self.refresh()
+
+    def stop(self) -> None:
+        """Remove the bar."""
+        self._output.show("", "")
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        """Change a task, and redraw the bar if the task is finished or the last redraw was `REFRESH_SECONDS` ago."""
+        super().update(task_id, **changes)
+        task = self._tasks[task_id]
+        if task.finished or time.monotonic() - self._shown_at >= REFRESH_SECONDS:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Draw the bar."""
+        self._shown_at = time.monotonic()
+        lines, bars = [], []
+        for task in self.tasks:
+            done, total = int(task.completed), task.total
+            text = f"{task.description} {done}/{'?' if total is None else int(total)}"
+            if status := task.fields.get("news"):
+                text = f"{text}  {status}"
+            lines.append(text)
+            attributes = f' value="{done}" max="{int(total)}"' if total else ""
+            bars.append(f"<div><progress{attributes}></progress> {html.escape(text)}</div>")
+        self._output.show("\n".join(lines), "".join(bars))
+
+
+class NotebookOutput:
+    """The output that shows progress in a notebook cell; each execution of a cell gets a new output."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._execution: int | None = None
+
+    def show(self, text: str, html_text: str) -> None:
+        """Replace the content of the output; the output is created at the first text that is not empty."""
+        from IPython import get_ipython  # type: ignore[import-not-found]
+        from IPython.display import display  # installed in any notebook  # type: ignore[import-not-found]
+
+        content = {"text/plain": text, "text/html": html_text}
+        execution = getattr(get_ipython(), "execution_count", None)
+        if self._handle is not None and self._execution == execution:
+            self._handle.update(content, raw=True)
+        elif text:
+            self._handle, self._execution = display(content, raw=True, display_id=True), execution
+
+
+CELL_OUTPUT = NotebookOutput()  # shared by all progress bars in a cell
+
 
 log = logging.getLogger("paucal")
 EPOCH_LINES = 30  # approximate maximum number of epochs that are printed in a run

@@ -1,31 +1,37 @@
-"""Open, decode and preprocess the images of a run."""
+"""Open, decode, preprocess and load the images of a run."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset
 
 from paucal.backbones.weights.inputs import WeightsPreprocessing, timm_preprocessing
 from paucal.cores import count_usable_cores
 from paucal.data.channels.pixel_format import count_channels, measure_value_ranges
 from paucal.data.channels.pixels import RGB
 from paucal.data.classes import choose_classes
+from paucal.data.dataset import collate
 from paucal.data.decode import DEFAULT_DECODE_OPTIONS, DecodeOptions
 from paucal.data.decoded.prepare import prepare_images, stored_side
 from paucal.data.images import ImageSet, without_decoded_copies
+from paucal.data.loader import TrainLoader, inference_batch_size, make_eval_loader, make_train_loader
 from paucal.data.maps.reader import LabelMaps, MapReader
 from paucal.data.named.table import data_root, is_published_set
+from paucal.data.sampler import StepSampler
 from paucal.data.shards.folders import is_remote
+from paucal.data.shards.stream import ShardPrefetcher
 from paucal.data.sources.joining import SEPARATOR, split_location
 from paucal.data.sources.labels import is_missing
 from paucal.data.sources.opening import BUILT_IN, open_images
 from paucal.data.splits.split import Split
 from paucal.data.stores import ConvertedStore
 from paucal.data.views.normalisation import Normalisation, compute_normalisation
+from paucal.distributed import rank, world_size
 from paucal.evaluation.results import PrimaryMetric, primary_metric
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.saved import stored_card
@@ -34,6 +40,9 @@ from paucal.runner.processes import launched_process_counts
 from paucal.runs import RunFolder
 from paucal.settings.shared import DataSettings, JobSettings, LabelledDataSettings
 from paucal.types import UserError
+
+if TYPE_CHECKING:
+    from paucal.training import Plan
 
 Advance = Callable[[int, int], None]
 D = TypeVar("D", bound=DataSettings)
@@ -242,3 +251,50 @@ def normalisation(
         image_input = weights_input or timm_preprocessing(settings.model)
         return Normalisation(image_input.mean, image_input.std)
     return Normalisation()
+
+
+def step_loader(
+    dataset: Dataset[Any],
+    data: SplitImages,
+    settings: JobSettings,
+    plan: "Plan",
+    first_pass: int,
+    repeats: int = 1,
+    balanced: bool = False,
+    collate_fn: Callable[[list[Any]], Any] = collate,
+) -> TrainLoader:
+    """Return the training loader of this process, which begins with forward pass `first_pass`."""
+    train, stream = data.split_indices("train"), data.images.stream
+    sampler = StepSampler(
+        train,
+        settings.batch_size_or_1,
+        plan.most_steps * plan.accumulate,
+        settings.seed,
+        first_pass,
+        rank=rank(),
+        world_size=world_size(),
+        accumulate=plan.accumulate,
+        repeats=repeats,
+        labels=data.images.labels[train] if balanced else None,
+        stream=stream and stream.take(train),
+        on_pass=ShardPrefetcher(data.images.store, train).request_shards
+        if stream and is_remote(data.images.location)
+        else None,
+    )
+    return make_train_loader(dataset, sampler, settings.workers, settings.device == "cuda", collate_fn)
+
+
+def eval_loader(
+    data: SplitImages, indices: NDArray[np.int64], preprocess: Preprocessing, settings: JobSettings
+) -> DataLoader:
+    """Return a loader of the images at `indices`, in this order, preprocessed as for the deployed model."""
+    return make_eval_loader(
+        data.images,
+        indices,
+        preprocess.transform(),
+        inference_batch_size(preprocess.image_size, settings.device),
+        settings.workers,
+        rank=rank(),
+        world_size=world_size(),
+        pin_memory=settings.device == "cuda",
+    )

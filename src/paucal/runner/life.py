@@ -25,7 +25,6 @@ from paucal.runner.console import Console, NullConsole, SilentConsole
 from paucal.runner.frames import copy_frame_to_run
 from paucal.runner.job import A, EpochListener, Job, R, S
 from paucal.runner.loggers import Loggers, check_loggers
-from paucal.runner.outputs import resolve_output
 from paucal.runner.processes import (
     broadcast_value,
     explain_lost_processes,
@@ -39,7 +38,7 @@ from paucal.runner.processes import (
     tell_others_of_failure,
 )
 from paucal.runner.resuming import input_names, reopen, store_changes, stored_settings
-from paucal.runner.run_folder import RunWriter
+from paucal.runner.run_folder import RunWriter, resolve_output
 from paucal.runner.run_time import count_time_from
 from paucal.runner.starts import START_FILE
 from paucal.runner.stored_runs import require_one_machine, written_to_storage

@@ -1,8 +1,7 @@
 """Check before any work is done that results can be written to a writable, unused path outside the images."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,49 +10,12 @@ from paucal.data.sources.joining import split_location
 from paucal.data.sources.opening import BUILT_IN
 from paucal.evaluation.results import read_report
 from paucal.reading import expand_user_path
-from paucal.runner.console import Console
-from paucal.runs import RunFolder, create_run
-from paucal.runs.folder import RUNS_FOLDER, is_nonempty
-from paucal.runs.replacing import aside_path, finish_replacement, require_replaceable
-from paucal.runs.writable import check_file_writable, check_folder_writable
-from paucal.settings.options import flag
+from paucal.runner.writable import check_file_writable, check_folder_writable
+from paucal.runs import RunFolder
 from paucal.settings.shared import JobSettings
 from paucal.types import UserError
 
 S = TypeVar("S", bound=JobSettings)
-
-
-def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
-    """Check the output folder of a run before any work is done, and return the settings with its absolute path.
-
-    If an interrupted command moved the previous run to another path, that run is moved back first.
-    """
-    read_paths = {flag(name): str(value) for name in reads if (value := getattr(settings, name)) is not None}
-    for name, value in read_paths.items():
-        expand_user_path(value, name)  # raises for an empty path
-    images = {name: value for name, value in read_paths.items() if name in ("--data", "--monitor", "--unlabelled")}
-    if settings.output is None:
-        refuse_inside_images(RUNS_FOLDER, images, settings.data_root)
-        return settings
-    path = expand_user_path(str(settings.output))
-    refuse_inside_images(path, images, settings.data_root)
-    if finish_replacement(path):
-        console.say(f"moved the previous run back from {aside_path(path)} to {path}, since a command was interrupted")
-    if not _is_taken(path):
-        check_folder_writable(path)
-    elif not settings.overwrite:
-        create_run(path)  # raises an error with advice
-    else:
-        require_replaceable(path)
-        check_folder_writable(path)
-        check_folder_writable(aside_path(path))
-        for name, value in read_paths.items():
-            if value != BUILT_IN and _resolve_links(expand_user_path(value, name)).is_relative_to(_resolve_links(path)):
-                raise UserError(
-                    f"{name}: {value!r} is inside the run folder, which --overwrite would remove: choose another "
-                    "--output."
-                )
-    return replace(settings, output=str(path))
 
 
 def output_path(output: str | None, default: Path) -> Path:
@@ -72,7 +34,7 @@ def refuse_inside_images(
         if location is None or location == BUILT_IN or is_published_set(location, root):
             continue
         for folder in (expand_user_path(path_text, name) for path_text in split_location(location)):
-            if folder.is_dir() and _resolve_links(path).is_relative_to(_resolve_links(folder)):
+            if folder.is_dir() and is_inside(path, folder):
                 raise UserError(
                     f"{flag}: {str(path)!r} is inside the images of {str(folder)!r}, where it would be read as an "
                     f"image or a class: choose another {flag}."
@@ -142,16 +104,9 @@ def _is_result_file(folder: RunFolder, name: str) -> bool:
         return False
 
 
-def _resolve_links(path: Path) -> Path:
-    """Resolve all links; unlike `Path.resolve`, keep a link that points to itself."""
-    return Path(os.path.realpath(path))
-
-
-def _is_taken(path: Path) -> bool:
-    try:
-        return is_nonempty(path)
-    except (OSError, ValueError):  # `check_folder_writable` reports long names and unreadable folders
-        return False
+def is_inside(path: Path, folder: Path) -> bool:
+    """Return whether a path is inside a folder, after following all links except those that point to themselves."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def check_new_folder(

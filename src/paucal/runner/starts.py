@@ -30,7 +30,7 @@ from paucal.rules.resolve import InitialWeightsInfo, device_or_best
 from paucal.runs import RunFolder, open_model_folder
 from paucal.runs.folder import CHOSEN_WEIGHTS, COCO, PUBLISHED_WEIGHTS, TIMM, find_run_of_file, iterate_ancestry
 from paucal.runs.weights import read_untrusted, read_weights
-from paucal.settings.origins import automatic_origin
+from paucal.settings.options import automatic_origin
 from paucal.settings.shared import JobSettings, ModelSettings
 from paucal.types import UserError
 

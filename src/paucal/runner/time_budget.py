@@ -21,7 +21,7 @@ from paucal.runner.job import A, Job, R, S
 from paucal.runner.resuming import store_changes
 from paucal.runner.run_time import end_time_text, start_time
 from paucal.runs import RunFolder
-from paucal.settings.origins import list_origins
+from paucal.settings.options import list_origins
 from paucal.settings.values import EXPECTED_DURATION
 from paucal.training import Plan, TimePlan
 from paucal.training.fit import advise_on_memory_errors

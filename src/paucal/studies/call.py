@@ -9,9 +9,8 @@ from typing import Any
 
 from paucal.runner.console import Console
 from paucal.runner.outputs import output_path, refuse_inside_images
-from paucal.runs.folder import RUNS_FOLDER
-from paucal.runs.grid_files import GRID_FILE, is_grid_folder
-from paucal.runs.writable import check_folder_writable
+from paucal.runner.writable import check_folder_writable
+from paucal.runs.folder import GRID_FILE, RUNS_FOLDER, is_grid_folder
 from paucal.studies.numbers import RESULTS_FILE
 from paucal.studies.plan import PlannedRun, with_given_start
 from paucal.studies.reading import data_sets

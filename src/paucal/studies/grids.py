@@ -19,7 +19,7 @@ from paucal.models.frozen import random_backbone
 from paucal.recipes.segmentation import SCALES
 from paucal.rules.resolve import device_or_best, model_arguments
 from paucal.runner.console import Console
-from paucal.runs.grid_files import is_grid_folder
+from paucal.runs.folder import is_grid_folder
 from paucal.studies.call import Call, DataLocations, with_starts
 from paucal.studies.descriptions import describe_run, describe_settings
 from paucal.studies.plan import PlannedRun, initial_weights_settings

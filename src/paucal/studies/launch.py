@@ -12,7 +12,7 @@ from paucal.report.page import write_page
 from paucal.report.pictures import data_uri
 from paucal.runner.console import Console, SilentConsole
 from paucal.runner.run_time import end_time_text
-from paucal.runs.grid_files import is_grid_folder
+from paucal.runs.folder import is_grid_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.studies.call import (

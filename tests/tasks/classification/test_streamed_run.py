@@ -10,9 +10,8 @@ from paucal.data.shards.stream import Stream
 from paucal.data.splits.split import make_split
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives.supervised import Supervised
-from paucal.runner import loaders
-from paucal.runner.images import SplitImages, with_absolute_data_paths
-from paucal.runner.loaders import step_loader
+from paucal.runner import images as run_images
+from paucal.runner.images import SplitImages, step_loader, with_absolute_data_paths
 from paucal.runner.starts import WeightsChoice
 from paucal.tasks.classification.assembly import _open_tune_record
 from paucal.tasks.classification.balance import set_class_weights
@@ -52,7 +51,7 @@ def test_rungs__leave_out_the_probe_whose_features_would_not_fit(monkeypatch):
 
 @pytest.mark.parametrize(("location", "is_there"), [("/shards", False), ("s3://bucket/set", True)])
 def test_step_loader__fetches_ahead_only_what_is_not_on_this_machine(data, monkeypatch, location, is_there):
-    monkeypatch.setattr(loaders, "make_train_loader", lambda dataset, sampler, *_, **__: sampler)
+    monkeypatch.setattr(run_images, "make_train_loader", lambda dataset, sampler, *_, **__: sampler)
     there = replace(data, images=replace(data.images, location=location))
     settings = TrainSettings(batch_size=8, accumulate=1, devices=1, nodes=1)
     sampler = step_loader([], there, settings, Plan(2, 1, 1, seed=3, n_classes=3), 0)  # type: ignore[arg-type]

@@ -29,7 +29,6 @@ from paucal.runner.images import (
     with_label_maps,
 )
 from paucal.runner.job import Bars, RunSetup
-from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.resuming import stored_split
 from paucal.runner.starts import (
     WeightsChoice,
@@ -40,10 +39,10 @@ from paucal.runner.starts import (
     load_initial_weights,
 )
 from paucal.runner.time_budget import parse_duration
-from paucal.runner.trainer_inputs import hardware
+from paucal.runner.trainer_inputs import check_memory, hardware, seeded_random_weights
 from paucal.runs import RunFolder
 from paucal.runs.folder import CHOSEN_WEIGHTS
-from paucal.settings.origins import automatic_origin, list_origins
+from paucal.settings.options import automatic_origin, list_origins
 from paucal.tasks.classification.auto_tune.record import TuneRecord, read_record
 from paucal.tasks.classification.auto_tune.stored_heads import load_head
 from paucal.tasks.classification.balance import set_class_weights, use_sigmoids_if_multi_label

@@ -16,8 +16,7 @@ from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.models.card import ModelCard
 from paucal.models.trained import TrainedModel, load_trained, save_trained
 from paucal.runner.console import Console
-from paucal.runner.images import Advance
-from paucal.runner.loaders import eval_loader
+from paucal.runner.images import Advance, eval_loader
 from paucal.runner.processes import broadcast_value, wait_for_all
 from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights

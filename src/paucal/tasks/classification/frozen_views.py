@@ -28,8 +28,7 @@ from paucal.memory import read_available_memory
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.preprocessing import Preprocessing
 from paucal.objectives import Objective, Supervised
-from paucal.runner.images import SplitImages
-from paucal.runner.loaders import step_loader
+from paucal.runner.images import SplitImages, step_loader
 from paucal.tasks.classification.loaders import make_view_dataset
 from paucal.training import Plan
 from paucal.types import Batch, Progress, UserError

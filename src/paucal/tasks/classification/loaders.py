@@ -22,8 +22,7 @@ from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.recipes.table import RECIPES
 from paucal.rules.training import SMALL_SIDE
-from paucal.runner.images import SplitImages, normalisation, stored_preprocessing
-from paucal.runner.loaders import eval_loader, step_loader
+from paucal.runner.images import SplitImages, eval_loader, normalisation, step_loader, stored_preprocessing
 from paucal.runs import RunFolder
 from paucal.training import Plan
 from paucal.types import Crops, DataRequest, height_and_width

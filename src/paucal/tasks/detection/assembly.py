@@ -16,15 +16,20 @@ from paucal.objectives.finetuning import FineTuning
 from paucal.rules.resolve import InitialWeightsInfo, backbone_spec, resolve
 from paucal.runner.images import SplitImages, decode_images, decode_options_for_size, normalisation
 from paucal.runner.job import Bars, RunSetup
-from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.resuming import stored_split
 from paucal.runner.starts import choose_initial_weights, chooses_initial_weights, load_initial_weights
 from paucal.runner.time_budget import parse_duration
-from paucal.runner.trainer_inputs import check_rates, hardware, trainer_plan, with_synced_norms
+from paucal.runner.trainer_inputs import (
+    check_memory,
+    check_rates,
+    hardware,
+    seeded_random_weights,
+    trainer_plan,
+    with_synced_norms,
+)
 from paucal.runs import RunFolder
 from paucal.runs.folder import COCO
-from paucal.settings.options import flag, refuse_unsupported, require_known
-from paucal.settings.origins import list_origins
+from paucal.settings.options import flag, list_origins, refuse_unsupported, require_known
 from paucal.tasks.detection.evaluation import require_coco_eval
 from paucal.tasks.detection.first_record import FirstDetectorRecord, load_layers, read_first_detector
 from paucal.tasks.detection.images import BoxedImages, open_boxed_images

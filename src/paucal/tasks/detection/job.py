@@ -18,17 +18,15 @@ from paucal.data.loader import TrainLoader
 from paucal.recipes.detection import LENGTH_SETTINGS, RECIPES
 from paucal.recipes.recipe import fill_in, require_init
 from paucal.runner import life
-from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console, result_line
-from paucal.runner.frames import Data
+from paucal.runner.frames import Data, takes_annotations
+from paucal.runner.images import step_loader
 from paucal.runner.job import Bars, EpochListener
-from paucal.runner.loaders import step_loader
 from paucal.runner.resuming import store_changes
 from paucal.runner.starts import without_none_init
 from paucal.runner.time_budget import Pace, PlannedLength, TimedJob, parse_duration, seconds_per_step
 from paucal.runs import RunFolder
-from paucal.settings.options import check_ranges
-from paucal.settings.origins import list_origins
+from paucal.settings.options import check_ranges, list_origins
 from paucal.settings.values import with_settings_signature
 from paucal.tasks.detection.assembly import DetectionSetup, assemble, check
 from paucal.tasks.detection.batches import BoxedDataset, collate_boxes, evaluation_loader

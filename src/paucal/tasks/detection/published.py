@@ -23,8 +23,7 @@ from paucal.runner.starts import WeightsSource, find_initial_weights
 from paucal.runs import RunFolder
 from paucal.runs.folder import COCO
 from paucal.runs.weights import read_untrusted
-from paucal.settings.options import flag
-from paucal.settings.origins import automatic_origin
+from paucal.settings.options import automatic_origin, flag
 from paucal.tasks.detection.network.detector import Detector
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.types import UserError

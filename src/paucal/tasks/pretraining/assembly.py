@@ -33,12 +33,18 @@ from paucal.runner.images import (
     stored_preprocessing,
 )
 from paucal.runner.job import Bars, RunSetup
-from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.resuming import stored_split
 from paucal.runner.starts import WeightsSource, find_initial_weights, load_initial_weights
-from paucal.runner.trainer_inputs import check_rates, hardware, length_warnings, trainer_plan
+from paucal.runner.trainer_inputs import (
+    check_memory,
+    check_rates,
+    hardware,
+    length_warnings,
+    seeded_random_weights,
+    trainer_plan,
+)
 from paucal.runs import RunFolder
-from paucal.settings.origins import list_origins
+from paucal.settings.options import list_origins
 from paucal.tasks.pretraining.crops import describe_crops, make_crop_groups, make_crop_transforms, relative_pixels
 from paucal.tasks.pretraining.monitor import Monitor, knn_monitor
 from paucal.tasks.pretraining.stages import epochs_done

@@ -24,9 +24,8 @@ from paucal.report.pretraining import write_pretraining_report
 from paucal.runner import life
 from paucal.runner.console import Console
 from paucal.runner.frames import Data, takes_frames
-from paucal.runner.images import with_absolute_data_paths
+from paucal.runner.images import step_loader, with_absolute_data_paths
 from paucal.runner.job import Bars, FinishedRun, Job
-from paucal.runner.loaders import step_loader
 from paucal.runner.processes import is_rank_zero, wait_for_all
 from paucal.runner.results import publish_results
 from paucal.runner.starts import without_none_init

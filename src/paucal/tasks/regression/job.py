@@ -26,14 +26,13 @@ from paucal.rules.resolve import backbone_spec
 from paucal.runner.images import (
     decode_images,
     decode_options_for_size,
+    eval_loader,
     initial_decode_options,
     normalisation,
     open_undecoded,
     with_absolute_data_paths,
 )
 from paucal.runner.job import Bars, EpochListener, Job
-from paucal.runner.loaders import eval_loader
-from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.results import EvaluatedRun, publish_results
 from paucal.runner.starts import (
     MIN_SIDE,
@@ -44,10 +43,9 @@ from paucal.runner.starts import (
     with_absolute_init_path,
     without_none_init,
 )
-from paucal.runner.trainer_inputs import hardware
+from paucal.runner.trainer_inputs import check_memory, hardware, seeded_random_weights
 from paucal.runs import RunFolder
-from paucal.settings.options import check_ranges, flag
-from paucal.settings.origins import list_origins
+from paucal.settings.options import check_ranges, flag, list_origins
 from paucal.tasks.regression.evaluation import (
     evaluate_regression,
     format_regression_score,

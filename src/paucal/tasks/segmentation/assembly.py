@@ -11,17 +11,23 @@ from paucal.objectives.finetuning import FineTuning
 from paucal.rules.resolve import DataAndMachine, backbone_spec, resolve
 from paucal.runner.images import normalisation
 from paucal.runner.job import Bars, RunSetup
-from paucal.runner.memory_check import check_memory, seeded_random_weights
 from paucal.runner.starts import (
     choose_initial_weights,
     chooses_initial_weights,
     find_initial_weights,
     load_initial_weights,
 )
-from paucal.runner.trainer_inputs import check_rates, hardware, trainer_plan, with_synced_norms
+from paucal.runner.trainer_inputs import (
+    check_memory,
+    check_rates,
+    hardware,
+    seeded_random_weights,
+    trainer_plan,
+    with_synced_norms,
+)
 from paucal.runs import RunFolder
 from paucal.runs.folder import CHOSEN_WEIGHTS
-from paucal.settings.origins import list_origins
+from paucal.settings.options import list_origins
 from paucal.tasks.segmentation.crops import CropOptions
 from paucal.tasks.segmentation.images import SegmentationData, open_segmentation_data
 from paucal.tasks.segmentation.model import HeadOptions, SegmentationCard

@@ -18,11 +18,10 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.recipes.recipe import fill_in, require_init
 from paucal.recipes.segmentation import RECIPES
 from paucal.runner import life
-from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console
-from paucal.runner.frames import Data
+from paucal.runner.frames import Data, takes_annotations
+from paucal.runner.images import step_loader
 from paucal.runner.job import Bars, EpochListener
-from paucal.runner.loaders import step_loader
 from paucal.runner.starts import with_absolute_init_path, without_none_init
 from paucal.runner.time_budget import (
     Pace,
@@ -33,8 +32,7 @@ from paucal.runner.time_budget import (
     seconds_per_step,
 )
 from paucal.runs import RunFolder
-from paucal.settings.options import check_ranges, flag, refuse_unsupported
-from paucal.settings.origins import is_automatic
+from paucal.settings.options import check_ranges, flag, is_automatic, refuse_unsupported
 from paucal.settings.values import with_settings_signature
 from paucal.tasks.segmentation.assembly import (
     WARMUP_FRACTION,

@@ -34,12 +34,11 @@ from paucal.data.splits.split import Split, make_split
 from paucal.data.stores import ConvertedStore, FileStore
 from paucal.reading import expand_user_path
 from paucal.rules.training import IMAGE_SIDES
-from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console, RecordingConsole
-from paucal.runner.frames import Data
+from paucal.runner.frames import Data, takes_annotations
 from paucal.runner.images import SplitImages, initial_decode_options, open_undecoded
 from paucal.runner.outputs import refuse_inside_images
-from paucal.runs.writable import check_folder_writable
+from paucal.runner.writable import check_folder_writable
 from paucal.settings.options import DEFAULT_SIDE, check_ranges
 from paucal.settings.shared import DataSettings
 from paucal.settings.values import settings_from_keywords, with_settings_signature

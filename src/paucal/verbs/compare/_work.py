@@ -25,7 +25,7 @@ from paucal.runner.life import Stopped, begin, resume
 from paucal.runner.progress import TrainingBar
 from paucal.runner.resuming import typed_settings
 from paucal.runs import RunFolder
-from paucal.runs.grid_files import SCORES_FILE
+from paucal.runs.folder import SCORES_FILE
 from paucal.runs.lock import DEAD_AFTER_SECONDS, RENEWAL_SECONDS, is_locked, lock_folder, require_unlocked
 from paucal.types import UserError
 from paucal.verbs.compare.grid import (

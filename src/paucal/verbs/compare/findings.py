@@ -16,7 +16,7 @@ from paucal.evaluation.results import ClassificationReport
 from paucal.models.saved import read_card
 from paucal.reading import read_text
 from paucal.runs import RunFolder
-from paucal.runs.grid_files import read_scores
+from paucal.runs.folder import read_scores
 from paucal.types import UserError
 from paucal.verbs.compare.grid import Cell, Grid, State, cells_of, compared_cells, state_of, validation_score
 from paucal.verbs.compare.settings import Arm, baseline_of, short_names

@@ -18,7 +18,7 @@ from paucal.methods.training import unused_settings_of
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.resuming import CHANGEABLE
 from paucal.runs import RunFolder
-from paucal.runs.grid_files import GRID_FILE, SCORES_FILE, is_grid_folder
+from paucal.runs.folder import GRID_FILE, SCORES_FILE, is_grid_folder
 from paucal.runs.lock import is_locked
 from paucal.settings.options import flag, with_current_names, with_earlier_names
 from paucal.tasks.detection.settings import DetectSettings

@@ -13,7 +13,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.reading import expand_user_path
 from paucal.runner.console import Console, SilentConsole
 from paucal.runner.frames import Data, takes_frames
-from paucal.runs.grid_files import is_grid_folder
+from paucal.runs.folder import is_grid_folder
 from paucal.settings.options import check_ranges, flag, setting_fields
 from paucal.settings.values import given_names, settings_from_keywords, with_settings_signature
 from paucal.types import UserError

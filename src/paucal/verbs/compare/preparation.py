@@ -16,10 +16,9 @@ from paucal.runner.elsewhere.packages import slurm_options
 from paucal.runner.images import with_absolute_data_paths
 from paucal.runner.outputs import output_path, refuse_inside_images
 from paucal.runner.starts import NONE, without_none_init
-from paucal.runs.folder import RUNS_FOLDER
-from paucal.runs.grid_files import is_grid_folder
+from paucal.runner.writable import check_folder_writable
+from paucal.runs.folder import RUNS_FOLDER, is_grid_folder
 from paucal.runs.lock import lock_folder
-from paucal.runs.writable import check_folder_writable
 from paucal.settings.options import flag
 from paucal.settings.shared import DataSettings
 from paucal.types import UserError

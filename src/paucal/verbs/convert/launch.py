@@ -6,9 +6,8 @@ from typing import Any, get_args
 
 from paucal.data.shards.writing import encode_image
 from paucal.data.unreadable import drop_unreadable, process_images
-from paucal.runner.annotation_frames import takes_annotations
 from paucal.runner.console import Console, RecordingConsole
-from paucal.runner.frames import Data
+from paucal.runner.frames import Data, takes_annotations
 from paucal.runner.outputs import check_new_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature

@@ -19,8 +19,7 @@ from paucal.models.precision import EXPLICIT_CHOICES, MEASURED_IMAGES, bfloat16_
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.runner.console import Console
 from paucal.runner.images import load_images, open_again
-from paucal.runner.memory_check import check_batch_memory
-from paucal.runner.precision import choose_precision_on_sample
+from paucal.runner.inference import check_batch_memory, choose_precision_on_sample
 from paucal.runs import RunFolder, open_model_folder
 from paucal.tasks.classification.mistakes import draw_mistakes
 from paucal.types import UserError

@@ -35,7 +35,7 @@ from paucal.report.page import REPORT_FILE, write_report
 from paucal.report.pretraining import write_pretraining_report
 from paucal.runner.console import Console
 from paucal.runner.images import decode_options_for_size
-from paucal.runner.memory_check import check_batch_memory
+from paucal.runner.inference import check_batch_memory
 from paucal.runs import RunFolder
 from paucal.runs.folder import find_run_of_init
 from paucal.settings.options import setting_fields

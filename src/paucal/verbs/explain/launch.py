@@ -18,7 +18,7 @@ from paucal.explain.prepared import to_full_precision
 from paucal.models.named import open_named
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console, RecordingConsole
-from paucal.runner.memory_check import check_batch_memory
+from paucal.runner.inference import check_batch_memory
 from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from paucal.explain.figures.pictures import figure_to_bytes
 from paucal.reading import expand_user_path
 from paucal.runner.outputs import refuse_inside_images
-from paucal.runs.writable import check_folder_writable
+from paucal.runner.writable import check_folder_writable
 from paucal.types import UserError
 from paucal.writing import write_atomically, write_text
 

@@ -32,11 +32,11 @@ from paucal.reading import expand_user_path
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.frames import Data, takes_frames
 from paucal.runner.images import Advance, load_images
-from paucal.runner.memory_check import check_batch_memory
+from paucal.runner.inference import check_batch_memory
 from paucal.runner.outputs import check_new_file, refuse_inside_images
+from paucal.runner.writable import check_folder_writable
 from paucal.runs import RunFolder
 from paucal.runs.lock import lock_folder, require_unlocked
-from paucal.runs.writable import check_folder_writable
 from paucal.settings.options import check_ranges, check_size
 from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError

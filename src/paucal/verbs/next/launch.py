@@ -19,7 +19,7 @@ from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.images import load_images
 from paucal.runner.input_images import path_of_image
 from paucal.runner.outputs import check_new_file, check_new_folder, refuse_inside_images
-from paucal.runner.tables import resolve_table
+from paucal.runner.writable import resolve_table
 from paucal.runs import RunFolder
 from paucal.runs.folder import find_run_of_init
 from paucal.settings.options import check_ranges

@@ -14,9 +14,8 @@ from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console, LoggedConsole
 from paucal.runner.frames import Frame, images_of_frame, is_frame
+from paucal.runner.inference import check_batch_memory, choose_precision_for_images
 from paucal.runner.input_images import InputImages, open_sources
-from paucal.runner.memory_check import check_batch_memory
-from paucal.runner.precision import choose_precision_for_images
 from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError

@@ -21,7 +21,7 @@ from paucal.reading import expand_user_path
 from paucal.runner.console import Console
 from paucal.runner.run_time import precise_duration
 from paucal.runner.time_budget import parse_duration
-from paucal.runs.writable import check_file_writable
+from paucal.runner.writable import check_file_writable
 from paucal.settings.options import check_ranges
 from paucal.tasks.detection.detections import EDGES
 from paucal.tasks.detection.model import load_detector

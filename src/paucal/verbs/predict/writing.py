@@ -24,8 +24,7 @@ from paucal.runner.input_images import InputImages
 from paucal.runner.outputs import check_new_file
 from paucal.runner.run_time import precise_duration
 from paucal.runner.sheets import MAX_COLUMNS, MAX_ROWS, SheetStyle, draw_sheet
-from paucal.runner.tables import TableFormat, resolve_table
-from paucal.runs.writable import check_file_writable
+from paucal.runner.writable import TableFormat, check_file_writable, resolve_table
 from paucal.types import UserError
 from paucal.verbs.predict.answers import OutputBatch, csv_lines, json_lines, predict_batches
 from paucal.verbs.predict.journal import JOURNAL_SUFFIX, PRECISION, Journal, stored_precision

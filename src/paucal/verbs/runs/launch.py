@@ -12,9 +12,8 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from paucal.runner.console import Console
-from paucal.runner.tables import FORMATS, resolve_table
-from paucal.runs.folder import PUBLISHED_WEIGHTS, RUNS_FOLDER
-from paucal.runs.grid_files import is_grid_folder
+from paucal.runner.writable import FORMATS, resolve_table
+from paucal.runs.folder import PUBLISHED_WEIGHTS, RUNS_FOLDER, is_grid_folder
 from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError
 from paucal.verbs.runs.rows import ListedRun, require_known, select_runs, sort_runs

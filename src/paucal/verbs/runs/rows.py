@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paucal.runs import RunFolder
-from paucal.runs.folder import ASIDE_SUFFIX, CONFIG_FILE, SUMMARY_FILE
-from paucal.runs.grid_files import SCORES_FILE, read_scores
+from paucal.runs.folder import ASIDE_SUFFIX, CONFIG_FILE, SCORES_FILE, SUMMARY_FILE, read_scores
 from paucal.runs.lock import is_locked
 from paucal.types import UserError
 from paucal.wording import did_you_mean

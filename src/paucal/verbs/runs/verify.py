@@ -12,7 +12,7 @@ import numpy as np
 
 from paucal.data.splits.split_csv import read_rows
 from paucal.runs import RunFolder, open_run
-from paucal.runs.ledger import LEDGER_FOLDER, PassRecord, StartRecord, image_hashes, read_records
+from paucal.training.ledger import LEDGER_FOLDER, PassRecord, StartRecord, image_hashes, read_records
 from paucal.types import UserError
 from paucal.wording import counted
 

@@ -21,7 +21,7 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet
 from paucal.reading import expand_user_path
 from paucal.runner.outputs import refuse_inside_images
-from paucal.runs.writable import check_folder_writable
+from paucal.runner.writable import check_folder_writable
 from paucal.types import UserError
 from paucal.writing import csv_text, write_atomically
 

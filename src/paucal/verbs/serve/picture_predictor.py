@@ -23,7 +23,7 @@ from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import LoggedConsole
 from paucal.runner.familiar import features_of
-from paucal.runner.precision import choose_precision_on_sample
+from paucal.runner.inference import choose_precision_on_sample
 from paucal.types import UserError
 from paucal.verbs.explain.attribution import choose_method, explain_batch
 from paucal.verbs.explain.inputs import prepare_input

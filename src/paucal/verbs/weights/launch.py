@@ -29,8 +29,8 @@ from paucal.models.weights.table import APACHE
 from paucal.reading import expand_user_path, read_decoded
 from paucal.runner.console import Console, LoggedConsole
 from paucal.runner.outputs import output_path
+from paucal.runner.writable import check_file_writable
 from paucal.runs.weights import read_untrusted
-from paucal.runs.writable import check_file_writable
 from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError

@@ -19,8 +19,7 @@ from paucal.models.features import ClassifierInputExtractor, StageClassifierInpu
 from paucal.models.precision import EXPLICIT_CHOICES
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import save_trained
-from paucal.runner.images import SplitImages
-from paucal.runner.loaders import eval_loader
+from paucal.runner.images import SplitImages, eval_loader
 from paucal.runner.run_time import end_time_text
 from paucal.settings.shared import JobSettings
 from paucal.tasks.classification.assembly import TrainingSetup

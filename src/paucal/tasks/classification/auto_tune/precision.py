@@ -14,7 +14,7 @@ from paucal.models.precision import (
     choose_precision,
     measure_speed,
 )
-from paucal.runner.loaders import eval_loader
+from paucal.runner.images import eval_loader
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.state import TuneState, is_automatic_setting
 from paucal.training.trial_step import forward_and_backward, trial_steps

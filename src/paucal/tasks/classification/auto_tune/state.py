@@ -12,7 +12,7 @@ from paucal.runner.console import Console
 from paucal.runner.resuming import store_changes
 from paucal.runner.starts import START_FILE
 from paucal.runs import RunFolder
-from paucal.settings.origins import automatic_origin, is_automatic
+from paucal.settings.options import automatic_origin, is_automatic
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
 from paucal.tasks.classification.auto_tune.head_race import HeadComparison
 from paucal.tasks.classification.auto_tune.learning_curve import LearningCurve

@@ -12,7 +12,7 @@ from paucal.evaluation.predictions import predict_in_order
 from paucal.evaluation.protocols.logistic import fit_softmax
 from paucal.objectives import Distillation, Objective
 from paucal.objectives.one_backbone import ClassifierObjective
-from paucal.runner.loaders import eval_loader
+from paucal.runner.images import eval_loader
 from paucal.tasks.classification.auto_tune.probe import SOLVER, Head, score_head, standardise
 from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState
 

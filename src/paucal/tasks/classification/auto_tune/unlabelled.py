@@ -13,7 +13,7 @@ from paucal.data.images import ImageSet, evenly_spaced
 from paucal.evaluation.familiarity import fit_familiarity
 from paucal.evaluation.predictions import Predictions, predict_in_order
 from paucal.models.trained import save_trained
-from paucal.runner.loaders import eval_loader
+from paucal.runner.images import eval_loader
 from paucal.runs.weights import MAX_WEIGHTS_BYTES, read_weights, save_weights
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.first_model import (

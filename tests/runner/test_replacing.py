@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from paucal.runs import create_run, open_run
-from paucal.runs.lock import RunLock
-from paucal.runs.replacing import (
+from paucal.runner.run_folder import (
     aside_path,
     discard_replaced_run,
     finish_replacement,
@@ -19,6 +17,8 @@ from paucal.runs.replacing import (
     require_replaceable,
     restore_replaced_run,
 )
+from paucal.runs import create_run, open_run
+from paucal.runs.lock import RunLock
 from paucal.types import UserError
 
 CONFIG = {"settings": {"data": "digits", "seed": 0, "output": None}, "origin": {}, "split": "random"}

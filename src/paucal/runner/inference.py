@@ -1,10 +1,13 @@
-"""Choose the precision of predictions: the requested precision, or the precision that is faster on this machine."""
+"""Choose the precision of predictions, requested or faster on this machine, and check the memory of a batch."""
 
 from collections.abc import Sequence
 
 from PIL import Image
 
+from paucal.backbones.cost import FLOAT_BYTES
+from paucal.backbones.layout import Size
 from paucal.data.decode import UnreadableImage
+from paucal.memory import read_available_memory
 from paucal.models.card import ModelCard
 from paucal.models.precision import (
     EXPLICIT_CHOICES,
@@ -17,6 +20,10 @@ from paucal.models.precision import (
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
 from paucal.runner.input_images import InputImages
+from paucal.types import UserError
+
+GIB = 2**30
+CHANNELS = 3  # number of channels that are assumed, since the images are unknown
 
 
 def choose_precision_for_images(
@@ -50,3 +57,16 @@ def choose_precision_on_sample(
     if choice.measured:
         console.say(f"precision: {choice.reason}")
     return choice
+
+
+def check_batch_memory(batch_size: int, image_size: Size) -> None:
+    """Refuse an evaluation batch whose images alone do not fit in the free memory."""
+    height, width = image_size
+    image_bytes = CHANNELS * height * width * FLOAT_BYTES
+    free_bytes = read_available_memory()
+    if batch_size * image_bytes > free_bytes:
+        raise UserError(
+            f"--batch-size {batch_size} takes {batch_size * image_bytes / GIB:.3g} GiB for the images of {height}x"
+            f"{width} pixels alone, but only {free_bytes / GIB:.3g} GiB are free: give --batch-size "
+            f"{max(1, free_bytes // (4 * image_bytes))} or less."
+        )

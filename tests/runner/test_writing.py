@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paucal.reading import expand_user_path
-from paucal.runs.writable import check_file_writable, check_folder_writable
+from paucal.runner.writable import check_file_writable, check_folder_writable
 from paucal.types import UserError
 
 
