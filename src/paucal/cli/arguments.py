@@ -15,12 +15,12 @@ from paucal.settings.options import (
     earlier_names,
     flag,
     help_heading,
+    is_automatic,
     refuse_empty_text,
     rule_chosen_names,
     setting_fields,
     with_current_names,
 )
-from paucal.settings.origins import is_automatic
 from paucal.settings.values import convert_setting, strip_none
 from paucal.types import UserError
 from paucal.wording import did_you_mean

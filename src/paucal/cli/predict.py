@@ -35,8 +35,7 @@ def run(argv: Sequence[str]) -> int:
     values, given = parse_arguments(parser, argv)
     from paucal.export.reading import task_of_model
     from paucal.models.tasks import DETECTION, REGRESSION, SEGMENTATION
-    from paucal.runner.console import Console
-    from paucal.runner.plain_console import PlainConsole
+    from paucal.runner.console import Console, PlainConsole
     from paucal.settings.options import check_ranges
 
     settings, outputs = build_settings(values, PredictSettings), build_settings(values, OutputSettings)
@@ -90,7 +89,7 @@ def _write_table(
 ) -> None:
     """Write the boxes of a detector, or the target values of a regression model, to --output or standard output."""
     from paucal.export.reading import load_model
-    from paucal.runner.tables import resolve_table
+    from paucal.runner.writable import resolve_table
     from paucal.verbs.predict.launch import open_pictures
     from paucal.verbs.predict.regression import as_text, predict_target_values
     from paucal.writing import write_text
@@ -113,7 +112,7 @@ def _write_table(
 
 def _write_masks(values: Namespace, settings: PredictSettings, given: Mapping[str, str], console: "Console") -> None:
     from paucal.reading import expand_user_path
-    from paucal.runner.tables import FORMATS, UNSUPPORTED_FORMATS
+    from paucal.runner.writable import FORMATS, UNSUPPORTED_FORMATS
     from paucal.verbs.predict.segmentation import MASKS, OVERLAYS, segment_all
     from paucal.wording import counted, percent
 

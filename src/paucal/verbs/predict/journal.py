@@ -17,7 +17,7 @@ from torch import Tensor
 from paucal.models.precision import EXPLICIT_CHOICES
 from paucal.reading import parse_json, read_text, require_regular
 from paucal.runner.input_images import InputImages
-from paucal.runner.tables import resolve_table
+from paucal.runner.writable import resolve_table
 from paucal.runs.lock import LOCK_FILE, RunLock
 from paucal.types import UserError
 from paucal.verbs.predict.answers import OutputBatch
