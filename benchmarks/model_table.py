@@ -14,7 +14,8 @@ import torch
 from rich.progress import track
 
 import paucal.models.table
-from paucal.models.measuring import is_paucal_model, measure
+from paucal.backbones.families.common.contract import PAPERS
+from paucal.models.measuring import measure
 from paucal.models.table import TABLE_FILE, ListedModel, read_table, write_table
 from paucal.objectives import default_weight
 
@@ -28,7 +29,7 @@ def main() -> None:
     kept: dict[str, ListedModel] = {}
     if parser.parse_args().ours and TABLE.exists():
         kept = dict(read_table(TABLE.read_text(encoding="utf-8").splitlines()))
-    todo = [name for name in names if name not in kept or is_paucal_model(name)]
+    todo = [name for name in names if name not in kept or name in PAPERS]
     for name in track(todo, "measuring"):
         kept[name] = measure(name, default_weight(name)[0])
     comment = f"measured on the meta device with timm {timm.__version__}, torch {torch.__version__.split('+')[0]}"

@@ -6,7 +6,7 @@ import timm
 import paucal.backbones
 from contracts.reduced_models import OURS
 from paucal.models import table
-from paucal.models.measuring import is_paucal_model, measure, source_of
+from paucal.models.measuring import measure, source_of
 from paucal.models.table import model_names, read_table, stored_table, write_table
 from paucal.objectives import default_weight
 from paucal.types import UserError
@@ -71,7 +71,6 @@ def test_names__are_those_of_timm_whatever_its_version(monkeypatch):
 
 def test_sources__tell_ours_from_timms():
     assert source_of("resnet50") == "timm"
-    assert not is_paucal_model("resnet50")
     assert source_of("lvvit_s").startswith("LV-ViT")
     assert all(source_of(name) not in ("timm", "") for name in OURS)
 

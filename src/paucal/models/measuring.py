@@ -1,6 +1,5 @@
 """Measures the size and cost of models for the table of models, on the meta device, which computes no values."""
 
-import sys
 import warnings
 from typing import Any
 
@@ -8,22 +7,16 @@ import timm
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from paucal.backbones.families.common.contract import PAPERS
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.probe import make_dummy_images
 from paucal.models.table import TIMM, ListedModel
 from paucal.types import UserError
 
-_PACKAGE_PREFIX = "paucal.backbones."
-
-
-def is_paucal_model(name: str) -> bool:
-    """Return whether the model with this timm name is implemented in paucal."""
-    return timm.model_entrypoint(name).__module__.startswith(_PACKAGE_PREFIX)
-
 
 def source_of(name: str) -> str:
-    """Return the paper of a model: `PAPER` of the module for a model of paucal, "timm" for a model of timm."""
-    return sys.modules[timm.model_entrypoint(name).__module__].PAPER if is_paucal_model(name) else TIMM
+    """Return the paper of a model that is implemented in paucal; "timm" for a model of timm."""
+    return PAPERS.get(name.partition(".")[0], TIMM)
 
 
 def measure(name: str, drloc_weight: float) -> ListedModel:

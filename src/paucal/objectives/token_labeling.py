@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paucal.backbones.families.common.contract import new_classifier
-from paucal.backbones.families.mixtoken import exchange_tokens
+from paucal.backbones.families.lvvit import exchange_tokens
 from paucal.backbones.features import FeatureBackbone
 from paucal.losses.label_targets import SparseTargets, compact_maps, map_targets, transpose_geometry
 from paucal.losses.token_labeling import Box, TokenLabelingReading, draw_mix_box, kept_fraction, token_label_loss

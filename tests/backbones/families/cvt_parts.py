@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from paucal.backbones.families.cvt_layers import DepthwiseNorm
+from paucal.backbones.families.cvt import DepthwiseNorm
 
 SMALL = {"embed_dims": (8, 16, 24), "depths": (1, 1, 2), "num_heads": (1, 2, 3), "num_classes": 3}
 

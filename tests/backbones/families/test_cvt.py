@@ -7,8 +7,7 @@ from torch import nn
 
 from backbones.families.cvt_parts import SMALL, convolved, images, stirred
 from paucal.backbones import FeatureBackbone
-from paucal.backbones.families.cvt import ConvAttention, Cvt
-from paucal.backbones.families.cvt_layers import QuickGelu, as_map
+from paucal.backbones.families.cvt import ConvAttention, Cvt, QuickGelu, as_map
 
 
 def small(seed: int = 0, **arguments) -> Cvt:

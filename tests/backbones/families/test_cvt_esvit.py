@@ -13,11 +13,8 @@ from paucal.backbones.empty_models import meta_device
 from paucal.backbones.families.cvt_esvit import (
     EsvitCvt,
     WindowAttention,
-    bias_table_indices,
     choose_window,
-    join_windows,
     padding_bias,
-    partition_windows,
 )
 from paucal.backbones.weights.start import StartWeights, start_from
 
@@ -85,14 +82,6 @@ def test_padding__matters_where_a_window_is_not_full_and_only_there() -> None:
     assert (shrunk - masked).abs().max() > 1e-2
 
 
-def test_windows__are_joined_as_they_were_cut() -> None:
-    cells = torch.arange(2 * 6 * 8 * 1.0).reshape(2, 6, 8, 1)
-    windows = partition_windows(cells, (3, 4))
-    assert windows.shape == (8, 12, 1)
-    assert windows[1].flatten().tolist() == cells[0, :3, 4:].flatten().tolist()
-    assert torch.equal(join_windows(windows, (3, 4), (6, 8)), cells)
-
-
 @pytest.mark.parametrize(
     ("grid", "published", "shrunk"),
     [
@@ -125,7 +114,7 @@ def test_hidden_cells__are_those_beyond_the_grid_and_serve_after_inference() -> 
 
 
 def test_offsets__count_rows_and_columns_from_key_to_query() -> None:
-    offsets = bias_table_indices(3)
+    offsets = layer_of("published", True, 3).relative_position_index
     assert offsets[0, 0] == 2 * 5 + 2
     assert offsets[5, 6] == (1 - 2 + 2) * 5 + (2 - 0 + 2)  # cells (1, 2) and (2, 0)
     assert len(offsets.unique()) == 25

@@ -11,8 +11,7 @@ import paucal.backbones  # noqa: F401 (registers our models)
 from backbones.dhvt_ablations import ABLATIONS, PLAIN, TINY, Ablation
 from paucal.backbones import BackboneSpec
 from paucal.backbones.empty_models import meta_device
-from paucal.backbones.families.dhvt import Dhvt
-from paucal.backbones.families.dhvt_layers import DhvtParts
+from paucal.backbones.families.dhvt import Dhvt, DhvtParts
 
 FULL, SMALL, VIT = 6_008_650, 23_425_450, 5_380_132
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paucal.backbones.attention_maps import recorded_attention
-from paucal.backbones.families.dhvt_layers import (
+from paucal.backbones.families.dhvt import (
     Daff,
     DhvtParts,
     FeedForward,

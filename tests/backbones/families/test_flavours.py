@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import paucal.backbones  # noqa: F401 (registers our models)
 from paucal.backbones.empty_models import meta_device
-from paucal.backbones.families.flavours import checkpoint_filter_fn
+from paucal.backbones.families.vit import checkpoint_filter_fn
 from paucal.backbones.weights.checkpoints import rename_resnet
 from vectors import recorded
 

@@ -6,8 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paucal.backbones.empty_models import meta_device
-from paucal.backbones.families.lvvit import LvVit
-from paucal.backbones.families.lvvit_layers import STEMS, LvVitAttention, LvVitBlock, LvVitStem
+from paucal.backbones.families.lvvit import STEMS, LvVit, LvVitAttention, LvVitBlock, LvVitStem
 
 SMALL = {"img_size": 64, "embed_dim": 24, "depth": 2, "num_heads": 3, "stem_width": 8, "num_classes": 5}
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paucal.backbones.families.lvvit import LvVit
-from paucal.backbones.families.mixtoken import exchange_box, exchange_tokens, inside_box
+from paucal.backbones.families.lvvit import LvVit, exchange_box, exchange_tokens, inside_box
 from vectors import fill, recorded
 
 RECORD = json.loads((recorded.MODELS.parent / "mixtoken_model.json").read_text())

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from paucal.backbones.families.t2t_layers import full_precision, linear_attention, random_features
+from paucal.backbones.families.t2t_vit import full_precision, linear_attention, random_features
 
 
 def draw(*shape, seed=0, scale=1.0):

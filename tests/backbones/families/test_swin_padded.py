@@ -8,8 +8,7 @@ from torchvision.models.swin_transformer import shifted_window_attention
 
 import paucal.backbones  # noqa: F401 (registers our models)
 from paucal.backbones.empty_models import meta_device
-from paucal.backbones.families.swin_esvit import PaddedSwinBlock
-from paucal.backbones.families.swin_padded import ARGUMENTS_BY_NAME, PREFIX
+from paucal.backbones.families.swin_esvit import ARGUMENTS_BY_NAME, PREFIX, PaddedSwinBlock
 from paucal.rules.training import drop_path
 
 SMALL = {"embed_dim": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 2, 4), "num_classes": 5, "drop_path_rate": 0.0}

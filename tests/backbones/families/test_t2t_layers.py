@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch.nn import functional
 
-from paucal.backbones.families.t2t_layers import (
+from paucal.backbones.families.t2t_vit import (
     PerformerLayer,
     TransformerLayer,
     cut_windows,
     padding_width,
     project_windows,
     reorder_to_cells_last,
+    sinusoid,
 )
-from paucal.backbones.families.t2t_vit import sinusoid
 
 
 @pytest.mark.parametrize(("side", "stride"), [(7, 4), (7, 1), (7, 2), (7, 3), (3, 2)])

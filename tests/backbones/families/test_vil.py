@@ -10,9 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import paucal.backbones  # noqa: F401 (registers our models)
 from paucal.backbones.empty_models import meta_device
-from paucal.backbones.families.vil import VisionLongformer
+from paucal.backbones.families.vil import VisionLongformer, resize_positions
 from paucal.backbones.families.vil_attention import AttentionSettings, FullAttention, SparseAttention
-from paucal.backbones.families.vil_layers import resize_positions
 from paucal.backbones.features import FeatureBackbone
 from paucal.types import FeatureRequest
 from rounding import exact_and_bound, require_within

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from paucal.backbones.families import vil_chunks
-from paucal.backbones.families.vil_attention import AttentionSettings, FullAttention, SparseAttention
+from paucal.backbones.families.vil_attention import AttentionSettings, FullAttention, SparseAttention, sparse_pairs
 
 MODES = ("blocks", "exact", "cyclic", "own")
 GRIDS = [(9, 7), (6, 6), (3, 8), (1, 7), (4, 5), (2, 3)]
@@ -210,8 +209,8 @@ def test_explicit_path__shows_one_row_per_chunk():
 
 def test_pairs__are_made_once_and_gather_nothing_where_all_see_all():
     x = torch.zeros(1)
-    assert vil_chunks.sparse_pairs((9, 9), 3, "blocks", x) is vil_chunks.sparse_pairs((9, 9), 3, "blocks", x)
-    assert vil_chunks.sparse_pairs((6, 5), 3, "blocks", x).keys is None
+    assert sparse_pairs((9, 9), 3, "blocks", False, x) is sparse_pairs((9, 9), 3, "blocks", False, x)
+    assert sparse_pairs((6, 5), 3, "blocks", False, x).keys is None
     layer, grid = make(), (6, 6)
     x = tokens(layer, grid, 1)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -240,7 +239,7 @@ def test_hidden_keys__get_no_gradient():
 
 def test_compile__draws_neighbours_in_one_graph_and_keeps_no_tensor_of_it():
     torch.compiler.reset()
-    vil_chunks._cached_pairs.cache_clear()
+    sparse_pairs.cache.cache_clear()
     layer, grid = make().train(), (9, 7)
     layer.random_neighbour = True
     compiled, x = torch.compile(layer, backend="eager", fullgraph=True), tokens(layer, grid)
@@ -248,5 +247,5 @@ def test_compile__draws_neighbours_in_one_graph_and_keeps_no_tensor_of_it():
     for one in (compiled, layer):
         torch.manual_seed(7)
         outs.append(one(x, grid).detach())
-        assert (vil_chunks._cached_pairs.cache_info().currsize > 0) == (one is layer)
+        assert (sparse_pairs.cache.cache_info().currsize > 0) == (one is layer)
     torch.testing.assert_close(outs[0], outs[1])

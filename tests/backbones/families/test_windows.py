@@ -7,8 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from paucal.backbones.families.common.windows import Windows, pad_and_shift, unpad_and_unshift, window_mask
-from paucal.backbones.families.swin_esvit import relative_bias
+from paucal.backbones.families.swin_esvit import Windows, pad_and_shift, relative_bias, unpad_and_unshift, window_mask
 
 CUTS = [
     Windows((8, 8), (4, 4), (0, 0)),

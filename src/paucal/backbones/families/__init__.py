@@ -1,6 +1,6 @@
 """Backbones of the papers that are not in timm, registered with timm.
 
-Each family has a module; long families have a second module with the suffix `_layers`.
+Each family has a module.
 
 Docstrings of models and layers leave out arguments that timm's transformers also have, such as `mlp_ratio`.
 """
@@ -9,13 +9,9 @@ from paucal.backbones.families import cvt as cvt
 from paucal.backbones.families import cvt_drloc as cvt_drloc
 from paucal.backbones.families import cvt_esvit as cvt_esvit
 from paucal.backbones.families import dhvt as dhvt
-from paucal.backbones.families import flavours as flavours
 from paucal.backbones.families import lvvit as lvvit
 from paucal.backbones.families import resnet_cifar as resnet_cifar
-from paucal.backbones.families import small as small
 from paucal.backbones.families import swin_esvit as swin_esvit
-from paucal.backbones.families import swin_padded as swin_padded
 from paucal.backbones.families import t2t_vit as t2t_vit
 from paucal.backbones.families import vil as vil
-from paucal.backbones.families import vil_esvit as vil_esvit
-from paucal.backbones.families import vit_cifar as vit_cifar
+from paucal.backbones.families import vit as vit

@@ -18,13 +18,12 @@ Differences from the published code:
   the scale and shift have four dimensions and get weight decay.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from timm.layers.config import use_fused_attn
-from timm.layers.drop import calculate_drop_path_rates
 from timm.layers.norm import LayerNormFp32
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
@@ -32,17 +31,13 @@ from torch import Tensor, nn
 from paucal.backbones.attention_layout import AttentionLayout
 from paucal.backbones.families.common.attention import attend, join_heads, split_heads
 from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, make_default_cfg, register_variants, to_tokens
-from paucal.backbones.families.cvt_layers import (
+from paucal.backbones.families.cvt import (
     CvtBackbone,
-    CvtBlock,
     DepthwiseNorm,
     Grid,
     as_map,
     rename_tensors,
-    require_valid_sizes,
 )
-
-PAPER = "CvT in DrLoc (Liu et al. 2021)"  # in the table of models
 
 EPS = 1e-5  # added to the standard deviation or, if `eps_in_root`, to the variance
 
@@ -93,51 +88,29 @@ class SharedConvAttention(nn.Module):
 
 
 class DrlocCvt(CvtBackbone):
-    """The CvT of DrLoc; the defaults are those of its CvT-13.
+    """The CvT of DrLoc; the defaults are those of its CvT-13, the published `drop_path_rate` is 0.
 
-    Args:
-        global_pool: Input of the classifier: "avg" for the mean of the map, "" for the map.
-        eps_in_root: Whether the norms add 1e-5 to the variance, as a layer norm does, instead of to the standard
-            deviation.
-        drop_path_rate: Probability that a residual branch of the last block is skipped in training; the probability
-            rises linearly from 0 at the first block. Published: 0.
+    With `eps_in_root`, the norms add 1e-5 to the variance, as a layer norm does, instead of to the standard deviation.
     """
 
-    def __init__(  # noqa: PLR0913 (timm's builder passes plain arguments)
+    act_layer = nn.GELU
+    stem_padding = 3
+
+    def __init__(
         self,
         *,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        global_pool: str = "avg",
-        embed_dims: Sequence[int] = (64, 192, 384),
-        depths: Sequence[int] = (1, 2, 10),
-        num_heads: Sequence[int] = (1, 3, 6),
-        mlp_ratio: float = 4.0,
         eps_in_root: bool = False,
-        drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
+        **arguments: Any,
     ) -> None:
-        require_valid_sizes(embed_dims, depths, num_heads, mlp_ratio, drop_path_rate)
-        rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
-        make_norm = partial(LayerNormFp32, eps=EPS) if eps_in_root else DeviationNorm
-
-        def make_block(stage: int, index: int) -> nn.Module:
-            width = embed_dims[stage]
-            attn = SharedConvAttention(width, num_heads[stage], proj_drop_rate, attn_drop_rate)
-            return CvtBlock(width, attn, mlp_ratio, nn.GELU, make_norm, proj_drop_rate, rates[stage][index])
-
         super().__init__(
-            in_chans=in_chans,
-            embed_dims=embed_dims,
-            depths=depths,
-            stem_padding=3,
-            make_norm=make_norm,
-            make_block=make_block,
-            num_classes=num_classes,
-            global_pool=global_pool,
-            drop_rate=drop_rate,
+            make_norm=partial(LayerNormFp32, eps=EPS) if eps_in_root else DeviationNorm,
+            make_attention=lambda width, heads, is_last: SharedConvAttention(
+                width, heads, proj_drop_rate, attn_drop_rate
+            ),
+            proj_drop_rate=proj_drop_rate,
+            **arguments,
         )
         self.norm = nn.Identity()
         self._init_classifier()
@@ -153,11 +126,6 @@ class DrlocCvt(CvtBackbone):
 
 
 # The rules map the published names of tensors (regular expressions) to the model's names.
-_EMBED_RULES = (
-    (r"layers\.(\d+)\.0\.", r"stages.\1.embed.proj."),
-    (r"layers\.(\d+)\.1\.g$", r"stages.\1.embed.norm.weight"),
-    (r"layers\.(\d+)\.1\.b$", r"stages.\1.embed.norm.bias"),
-)
 _BLOCK_RULES = {
     r"0\.norm\.g$": "norm1.weight",
     r"0\.norm\.b$": "norm1.bias",
@@ -171,7 +139,9 @@ _BLOCK_RULES = {
     r"1\.fn\.net\.3\.": "mlp.fc2.",
 }
 _RENAMING_RULES = (
-    *_EMBED_RULES,
+    (r"layers\.(\d+)\.0\.", r"stages.\1.embed.proj."),
+    (r"layers\.(\d+)\.1\.g$", r"stages.\1.embed.norm.weight"),
+    (r"layers\.(\d+)\.1\.b$", r"stages.\1.embed.norm.bias"),
     *(
         (rf"layers\.(\d+)\.2\.layers\.(\d+)\.{published_name}", rf"stages.\1.blocks.\2.{model_name}")
         for published_name, model_name in _BLOCK_RULES.items()
@@ -188,4 +158,4 @@ default_cfgs = generate_default_cfgs(
     {"drloc_cvt_13": make_default_cfg("stages.0.embed.proj", crop_pct=DEIT_CROP_RATIO, license="mit")}
 )
 # 19.9M parameters, 4.54 GMACs at 224 pixels.
-register_variants(__name__, DrlocCvt, {"drloc_cvt_13": {}}, checkpoint_filter_fn, 3)
+register_variants(__name__, "CvT in DrLoc (Liu et al. 2021)", DrlocCvt, {"drloc_cvt_13": {}}, checkpoint_filter_fn, 3)

@@ -15,15 +15,14 @@ Differences from the published code:
 
 import operator
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
 from typing import Any, Literal, get_args
 
 import torch
 from timm.layers.config import use_fused_attn
-from timm.layers.drop import calculate_drop_path_rates
-from timm.layers.norm import LayerNormFp32
+from timm.layers.pos_embed_rel import gen_relative_position_index
 from timm.layers.weight_init import trunc_normal_
 from timm.models import generate_default_cfgs
+from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -35,21 +34,17 @@ from paucal.backbones.attention_layout import (
     pad_indices,
     window_groups,
 )
-from paucal.backbones.families.common.attention import attend, join_heads, split_heads
+from paucal.backbones.families.common.attention import attend, cached_on_device, join_heads, split_heads
 from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, make_default_cfg, register_variants, to_tokens
-from paucal.backbones.families.cvt_layers import (
+from paucal.backbones.families.cvt import (
     ConvEmbed,
     CvtBackbone,
-    CvtBlock,
     DepthwiseNorm,
     Grid,
-    QuickGelu,
     as_map,
+    make_norm,
     rename_tensors,
-    require_valid_sizes,
 )
-
-PAPER = "CvT in EsViT (Li et al. 2022)"  # in the table of models
 
 Padding = Literal["published", "masked", "shrunk"]
 
@@ -74,60 +69,19 @@ def choose_window(grid: Grid, max_side: int, padding: Padding) -> Grid:
     return rows, columns
 
 
-def partition_windows(cells: Tensor, window: Grid) -> Tensor:
-    """Divide a map (B, H, W, C), whose sides are multiples of the window's, into (B * windows, rows * columns, C)."""
-    batch, height, width, channels = cells.shape
-    rows, columns = window
-    cells = cells.reshape(batch, height // rows, rows, width // columns, columns, channels)
-    return cells.transpose(2, 3).reshape(-1, rows * columns, channels)
-
-
-def join_windows(windows: Tensor, window: Grid, grid: Grid) -> Tensor:
-    """Undo `partition_windows`: return the map (B, H, W, C) with the grid (H, W) from its windows."""
-    rows, columns = window
-    down, across = grid[0] // rows, grid[1] // columns
-    cells = windows.reshape(-1, down, across, rows, columns, windows.shape[-1])
-    return cells.transpose(2, 3).reshape(-1, *grid, windows.shape[-1])
-
-
-def padding_bias(grid: Grid, window: Grid, like: Tensor) -> Tensor:
-    """Return an attention bias (windows, 1, 1, rows * columns) that is -inf for padded cells and 0 for others.
-
-    The result is cached for the most recent sizes and shared by all models of the process.
-    """
-    # Do not cache a bias made while tracing or for another tensor type, since it cannot be used elsewhere.
-    if torch.compiler.is_compiling() or type(like) is not Tensor:
-        return _compute_padding_bias(grid, window, like.device)
-    return _cached_padding_bias(grid, window, like.device)
-
-
-def _compute_padding_bias(grid: Grid, window: Grid, device: torch.device) -> Tensor:
+@cached_on_device
+def padding_bias(grid: Grid, window: Grid, device: torch.device) -> Tensor:
+    """Return an attention bias (windows, 1, 1, rows * columns) that is -inf for padded cells and 0 for others."""
     bias = torch.zeros(1, *grid, 1, device=device)
     fill = (0, 0, 0, -grid[1] % window[1], 0, -grid[0] % window[0])
-    return partition_windows(functional.pad(bias, fill, value=float("-inf")), window)[:, None, None, :, 0]
-
-
-@lru_cache(maxsize=64)
-def _cached_padding_bias(grid: Grid, window: Grid, device: torch.device) -> Tensor:
-    with torch.inference_mode(False), torch.no_grad():  # so that the bias can also be used outside inference mode
-        return _compute_padding_bias(grid, window, device)
-
-
-def bias_table_indices(side: int) -> Tensor:
-    """Return the (side^2, side^2) indices in a bias table for all pairs of a window's cells.
-
-    The table has an entry for each of the (2 side - 1)^2 offsets. Query (i, j) and key (k, l) have the index
-    (i - k + side - 1) * (2 side - 1) + (j - l + side - 1).
-    """
-    rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
-    down, across = (position.flatten()[:, None] - position.flatten() + side - 1 for position in (rows, columns))
-    return down * (2 * side - 1) + across
+    bias = functional.pad(bias, fill, value=float("-inf"))
+    return window_partition(bias, window).flatten(1)[:, None, None]
 
 
 def _window_groups(call: AttentionCall, weights: Tensor, image_size: Grid) -> AttentionGroups:
     grid = call.inputs[1]
     window = choose_window(grid, call.layer.window_size[0], call.layer.padding)
-    return window_groups(grid, partition_windows(pad_indices(cell_indices(grid, call.inputs[0]), window), window))
+    return window_groups(grid, window_partition(pad_indices(cell_indices(grid, call.inputs[0]), window), window))
 
 
 class WindowAttention(nn.Module):
@@ -140,11 +94,8 @@ class WindowAttention(nn.Module):
       batch norm's statistics.
     - "shrunk": windows are as small as their number allows (`choose_window`), and the remaining padding is masked.
 
-    Args:
-        window_size: Maximum number of rows and of columns of a window.
-        padding: "published", "masked" or "shrunk".
-        rel_pos_bias: Whether to add a learned bias for each head and each offset between query and key. Smaller windows
-            use the middle of the bias table.
+    With `rel_pos_bias`, a learned bias is added for each head and each offset between query and key. Smaller windows
+    use the middle of the bias table.
     """
 
     attention_layout = AttentionLayout(find_groups=_window_groups)
@@ -179,7 +130,8 @@ class WindowAttention(nn.Module):
         if rel_pos_bias:
             self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * window_size - 1) ** 2, num_heads))
             trunc_normal_(self.relative_position_bias_table, std=0.02)
-            self.register_buffer("relative_position_index", bias_table_indices(window_size), persistent=False)
+            index = gen_relative_position_index(self.window_size)
+            self.register_buffer("relative_position_index", index, persistent=False)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """Apply the layer to the (B, H * W, C) tokens of a grid (H, W); the shape stays the same."""
@@ -187,11 +139,11 @@ class WindowAttention(nn.Module):
         padding = (-grid[0] % window[0], -grid[1] % window[1])
         padded_grid = (grid[0] + padding[0], grid[1] + padding[1])
         x = self._project_cells(x, grid, padding)
-        query, key, value = split_heads(self.qkv(partition_windows(x, window)), 3, self.num_heads)
+        query, key, value = split_heads(self.qkv(window_partition(x, window).flatten(1, 2)), 3, self.num_heads)
         mask_bias = padding_bias(grid, window, x) if any(padding) and self.padding != "published" else None
         bias = self._position_bias(window, mask_bias, x.shape[0])
         x = attend(query, key, value, bias, self.scale, self.fused_attn, self.attn_drop)
-        x = join_windows(join_heads(x), window, padded_grid)[:, : grid[0], : grid[1]].flatten(1, 2)
+        x = window_reverse(join_heads(x), window, *padded_grid)[:, : grid[0], : grid[1]].flatten(1, 2)
         return self.proj_drop(self.proj(x))
 
     def _project_cells(self, x: Tensor, grid: Grid, padding: Grid) -> Tensor:
@@ -231,57 +183,32 @@ class SizedConvEmbed(ConvEmbed):
 
 
 class EsvitCvt(CvtBackbone):
-    """A CvT with window attention; the defaults are those of EsViT's CvT-T.
-
-    Args:
-        global_pool: Input of the classifier: "avg" for the mean of the map, "" for the map.
-        window_size: Maximum number of rows and of columns of a window.
-        padding: "published", "masked" or "shrunk"; see `WindowAttention`.
-        rel_pos_bias: Whether attention has a learned bias for each offset between cells.
-        drop_path_rate: Probability that a residual branch of the last block is skipped in training; the probability
-            rises linearly from 0 at the first block.
-    """
+    """A CvT with window attention; the defaults are those of EsViT's CvT-T. See `WindowAttention` for the windows."""
 
     embed_layer = SizedConvEmbed
 
-    def __init__(  # noqa: PLR0913 (timm's builder passes plain arguments)
+    def __init__(
         self,
         *,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        global_pool: str = "avg",
         embed_dims: Sequence[int] = (64, 192, 384, 768),
         depths: Sequence[int] = (2, 2, 6, 2),
         num_heads: Sequence[int] = (1, 3, 6, 12),
         window_size: int = 7,
         padding: Padding = "published",
         rel_pos_bias: bool = False,
-        mlp_ratio: float = 4.0,
-        drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
+        **arguments: Any,
     ) -> None:
-        require_valid_sizes(embed_dims, depths, num_heads, mlp_ratio, drop_path_rate)
-        rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
-        make_norm = partial(LayerNormFp32, eps=1e-5)
         window_arguments = (window_size, padding, rel_pos_bias, proj_drop_rate, attn_drop_rate)
-
-        def make_block(stage: int, index: int) -> nn.Module:
-            width = embed_dims[stage]
-            attn = WindowAttention(width, num_heads[stage], *window_arguments)
-            return CvtBlock(width, attn, mlp_ratio, QuickGelu, make_norm, proj_drop_rate, rates[stage][index])
-
         super().__init__(
-            in_chans=in_chans,
+            make_norm=make_norm,
+            make_attention=lambda width, heads, is_last: WindowAttention(width, heads, *window_arguments),
             embed_dims=embed_dims,
             depths=depths,
-            stem_padding=2,
-            make_norm=make_norm,
-            make_block=make_block,
-            num_classes=num_classes,
-            global_pool=global_pool,
-            drop_rate=drop_rate,
+            num_heads=num_heads,
+            proj_drop_rate=proj_drop_rate,
+            **arguments,
         )
         self.norm = make_norm(embed_dims[-1])
         self.apply(_init_layer)
@@ -337,4 +264,4 @@ _VARIANTS = {
     "esvit_cvt_tiny": {"drop_path_rate": 0.1},  # 30.1M parameters, 4.29 GMACs at 224 pixels
     "esvit_cvt_small": {**_SMALL, "drop_path_rate": 0.2},  # has no published weights
 }
-register_variants(__name__, EsvitCvt, _VARIANTS, checkpoint_filter_fn)
+register_variants(__name__, "CvT in EsViT (Li et al. 2022)", EsvitCvt, _VARIANTS, checkpoint_filter_fn)

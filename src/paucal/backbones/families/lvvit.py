@@ -19,15 +19,20 @@ L). For images with a size other than 224 pixels, pass `img_size`; the position 
 is then resampled.
 """
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from timm.layers.drop import calculate_drop_path_rates
+from timm.layers.config import use_fused_attn
+from timm.layers.drop import DropPath, calculate_drop_path_rates
+from timm.layers.mlp import Mlp
 from timm.layers.weight_init import trunc_normal_
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
+from torch.nn import functional
 
+from paucal.backbones.families.common.attention import attend, join_heads, split_heads
 from paucal.backbones.families.common.contract import (
     init_linear,
     make_default_cfg,
@@ -36,12 +41,187 @@ from paucal.backbones.families.common.contract import (
     register_variants,
     to_tokens,
 )
-from paucal.backbones.families.common.positions import fit_position_embedding, record_input_size, resample_positions
-from paucal.backbones.families.common.tokens import Grid, TokenBackbone, require_valid_sizes
-from paucal.backbones.families.lvvit_layers import STEMS, LvVitBlock, LvVitStem, Size, first_convolution
-from paucal.backbones.families.mixtoken import Box, exchange_box
+from paucal.backbones.families.common.positions import (
+    Size,
+    fit_position_embedding,
+    record_input_size,
+    resample_parameter,
+    resample_positions,
+)
+from paucal.backbones.families.common.tokens import Grid, TokenBackbone, require_valid_sizes, require_whole_patches
+from paucal.types import height_and_width
 
-PAPER = "LV-ViT (Jiang et al. 2021)"  # in the table of models
+Box = tuple[int, int, int, int] | Tensor  # (top, left, bottom, right) in cells; bottom and right are excluded
+
+
+def exchange_box(cells: Tensor, box: Box) -> Tensor:
+    """Exchange a box of cells between the images b and B - 1 - b of a batch, as MixToken does.
+
+    The exchange is its own inverse, so the same function mixes tokens and later moves predictions back to their images.
+    In a batch with an odd number of images, the middle image is not changed.
+
+    Args:
+        cells: (B, C, H, W) map of cells; the result is in new memory.
+        box: (top, left, bottom, right) in cells, the same for all images; an empty box changes nothing. If the box is a
+            tensor of 4 integers on the device of the cells, compiled code is not recompiled for every box, and the
+            values are not checked, since reading them would wait for the device.
+
+    Example:
+        >>> exchange_box(torch.tensor([[[[1, 2]]], [[[3, 4]]]]), (0, 0, 1, 1)).flatten().tolist()
+        [3, 2, 1, 4]
+    """
+    grid = (cells.shape[2], cells.shape[3])
+    return torch.where(inside_box(box, grid, cells.device), cells.flip(0), cells)
+
+
+def exchange_tokens(tokens: Tensor, box: Box, grid: Grid) -> Tensor:
+    """Exchange a box of cells as `exchange_box` does, but in tokens (B, H * W, C) without prefix tokens."""
+    return torch.where(inside_box(box, grid, tokens.device).reshape(-1, 1), tokens.flip(0), tokens)
+
+
+def inside_box(box: Box, grid: Grid, device: torch.device | None = None) -> Tensor:
+    """Return a mask (H, W) that is True for the grid cells inside a box in the format of `exchange_box`."""
+    top, left, bottom, right = box
+    if not isinstance(box, Tensor) and not (0 <= top <= bottom <= grid[0] and 0 <= left <= right <= grid[1]):
+        raise ValueError(
+            f"the box {tuple(box)} is not inside a grid of {grid[0]}x{grid[1]} cells; it must be "
+            "(top, left, bottom, right) with 0 <= top <= bottom <= rows and 0 <= left <= right <= columns"
+        )
+    rows, columns = torch.arange(grid[0], device=device), torch.arange(grid[1], device=device)
+    return ((rows >= top) & (rows < bottom))[:, None] & ((columns >= left) & (columns < right))
+
+
+class StemPlan(NamedTuple):
+    """The convolutions of a patch embedding."""
+
+    hidden: tuple[tuple[int, int], ...]  # (kernel, stride) of each convolution before the last
+    overlap: int = 1  # kernel size of the last convolution, divided by its stride
+
+
+# The rows of table 3, in the table's order. The third row has the kernels 7, 3, 8 and the strides 2, 2, 4, so that
+# patches would overlap, but the number of parameters in this row (25M) corresponds to a last kernel of 4. The stem
+# whose name ends in "overlap" has the table's kernels, with a padding that gives the same grid as without overlap.
+STEMS = {
+    "1_conv": StemPlan(()),
+    "2_conv": StemPlan(((7, 2),)),
+    "3_conv_coarse": StemPlan(((7, 2), (3, 2))),
+    "3_conv_coarse_overlap": StemPlan(((7, 2), (3, 2)), overlap=2),
+    "3_conv": StemPlan(((7, 2), (3, 1))),
+    "4_conv": StemPlan(((7, 2), (3, 1), (3, 1))),
+    "6_conv": StemPlan(((7, 2), (3, 1), (3, 1), (3, 1), (3, 1))),
+}
+
+
+class LvVitStem(nn.Module):
+    """Convolutions with batch norm and ReLU, followed by a convolution that divides the map into patches.
+
+    Names (`conv1`, `bn1`, ..., `proj`) and initialisation (torch's default) are those of the published code. Only the
+    last convolution has a bias. `stem` is a key of `STEMS`, `width` the number of channels between the convolutions.
+    """
+
+    def __init__(
+        self,
+        img_size: int | Size = 224,
+        patch_size: int = 16,
+        in_chans: int = 3,
+        embed_dim: int = 384,
+        stem: str = "4_conv",
+        width: int = 64,
+    ) -> None:
+        super().__init__()
+        if stem not in STEMS:
+            raise ValueError(f"stem is {stem!r}; choose one of {', '.join(STEMS)}")
+        plan = STEMS[stem]
+        # The padding for overlapping patches, (kernel - stride) / 2, must be an integer.
+        smallest_patch = plan.overlap * math.prod(step for _, step in plan.hidden)
+        if patch_size < 1 or patch_size % smallest_patch:
+            raise ValueError(
+                f"patch_size is {patch_size}; with the stem {stem!r} it must be a multiple of {smallest_patch}"
+            )
+        self.patch_size = (patch_size, patch_size)
+        self.set_input_size(img_size)
+        self.n_hidden, stride = len(plan.hidden), patch_size
+        for number, (kernel, step) in enumerate(plan.hidden, 1):
+            conv = nn.Conv2d(in_chans, width, kernel, step, kernel // 2, bias=False)
+            self.add_module(f"conv{number}", conv)
+            self.add_module(f"bn{number}", nn.BatchNorm2d(width))
+            in_chans, stride = width, stride // step
+        padding = (plan.overlap - 1) * stride // 2
+        self.proj = nn.Conv2d(in_chans, embed_dim, plan.overlap * stride, stride, padding)
+
+    def set_input_size(self, img_size: int | Size) -> None:
+        """Set the image size, on which no weights depend."""
+        height, width = height_and_width(img_size)
+        require_whole_patches((height, width), self.patch_size[0])
+        self.img_size = (height, width)
+        self.grid_size = (height // self.patch_size[0], width // self.patch_size[1])
+        self.num_patches = self.grid_size[0] * self.grid_size[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the map (B, embed_dim, H / patch_size, W / patch_size) for images (B, in_chans, H, W)."""
+        require_whole_patches((x.shape[2], x.shape[3]), self.patch_size[0])
+        # On a CPU, the channels-last format saves a fifth of the time in evaluation. In training it saves little, and
+        # batch norms would sum in single instead of double precision.
+        x = x if self.training else x.contiguous(memory_format=torch.channels_last)
+        for number in range(1, self.n_hidden + 1):
+            conv, norm = getattr(self, f"conv{number}"), getattr(self, f"bn{number}")
+            x = functional.relu(norm(conv(x)), inplace=True)
+        return self.proj(x)
+
+
+class LvVitAttention(nn.Module):
+    """Self-attention; by default the linear layer `qkv` has no bias, as in all published models."""
+
+    def __init__(
+        self, dim: int, num_heads: int, qkv_bias: bool = False, attn_drop: float = 0.0, proj_drop: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.scale = (dim // num_heads) ** -0.5
+        self.fused_attn = use_fused_attn()
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.proj = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer to tokens (B, N, C); the shape stays the same."""
+        query, key, value = split_heads(self.qkv(x), 3, self.num_heads)
+        x = attend(query, key, value, None, self.scale, self.fused_attn, self.attn_drop)
+        return self.proj_drop(self.proj(join_heads(x)))
+
+
+class LvVitBlock(nn.Module):
+    """A block: x + attention(norm(x)) / s, then x + MLP(norm(x)) / s ("enhanced residual", table 4 of the supplement).
+
+    s is `skip_lam`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        mlp_ratio: float = 3.0,
+        qkv_bias: bool = False,
+        skip_lam: float = 1.0,
+        proj_drop: float = 0.0,
+        attn_drop: float = 0.0,
+        drop_path: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.branch_scale = 1.0 / skip_lam
+        self.norm1 = nn.LayerNorm(dim)
+        self.attn = LvVitAttention(dim, num_heads, qkv_bias, attn_drop, proj_drop)
+        self.drop_path1 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.norm2 = nn.LayerNorm(dim)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop=proj_drop)
+        self.drop_path2 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+
+    def forward(self, x: Tensor, grid: Grid | None = None) -> Tensor:
+        """Apply the block to tokens (B, N, C); the shape stays the same, and `grid` is not used."""
+        # Scale and add with one kernel, since a separate division would take another pass over the tokens.
+        x = torch.add(x, self.drop_path1(self.attn(self.norm1(x))), alpha=self.branch_scale)
+        return torch.add(x, self.drop_path2(self.mlp(self.norm2(x))), alpha=self.branch_scale)
 
 
 class LvVit(TokenBackbone):
@@ -54,7 +234,7 @@ class LvVit(TokenBackbone):
         global_pool: Input of the classifier: "token" for the class token, "avg" for the mean of the patch tokens, ""
             for all tokens.
         skip_lam: Number by which the output of residual branches is divided (table 4 of the supplement).
-        stem: Patch embedding, a key of `lvvit_layers.STEMS` (table 3 of the supplement).
+        stem: Patch embedding, a key of `STEMS` (table 3 of the supplement).
         stem_width: Number of channels between the convolutions of the stem.
         aux_head: Whether there is a second classifier, for the patch tokens. Use False if it will not be trained.
         aux_weight: Factor of the largest logits over the patch tokens, which are added to the class logits. Published:
@@ -140,8 +320,8 @@ class LvVit(TokenBackbone):
         Args:
             x: Images (B, in_chans, H, W).
             mix_box: MixToken's box (top, left, bottom, right) in patches, which the images i and B - 1 - i exchange;
-                see `mixtoken.exchange_box`. The output contains the exchanged tokens; `mixtoken.exchange_tokens` moves
-                predictions back to their images.
+                see `exchange_box`. The output contains the exchanged tokens; `exchange_tokens` moves predictions back
+                to their images.
         """
         x, grid = self.embed(x, mix_box)
         for block in self.blocks:
@@ -184,9 +364,7 @@ class LvVit(TokenBackbone):
         """Resample the position embedding in place for images of another size in pixels."""
         old_grid = self.patch_embed.grid_size
         self.patch_embed.set_input_size(img_size)
-        table = resample_positions(self.pos_embed.detach(), old_grid, self.patch_embed.grid_size)
-        if table.shape != self.pos_embed.shape or old_grid != self.patch_embed.grid_size:
-            self.pos_embed = nn.Parameter(table.clone(), requires_grad=self.pos_embed.requires_grad)
+        self.pos_embed = resample_parameter(self.pos_embed, old_grid, self.patch_embed.grid_size)
         record_input_size(self, self.patch_embed.img_size)
 
     def no_weight_decay(self) -> set[str]:
@@ -252,10 +430,10 @@ _VARIANTS: dict[str, dict[str, Any]] = {
 def _config_changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     if arguments.get("stem") in STEMS:  # the model raises an error for other values
-        changes["first_conv"] = first_convolution(arguments["stem"])
+        changes["first_conv"] = "patch_embed.conv1" if STEMS[arguments["stem"]].hidden else "patch_embed.proj"
     if "aux_head" in arguments:
         changes["classifier"] = _BOTH_CLASSIFIERS if arguments["aux_head"] else "head"
     return changes
 
 
-register_variants(__name__, LvVit, _VARIANTS, checkpoint_filter_fn, 3, _config_changes)
+register_variants(__name__, "LV-ViT (Jiang et al. 2021)", LvVit, _VARIANTS, checkpoint_filter_fn, 3, _config_changes)

@@ -15,8 +15,6 @@ from torch import nn
 
 from paucal.backbones.families.common.contract import make_default_cfg, register_variants
 
-PAPER = "ResNet (He et al. 2016), stem for small images"  # in the table of models
-
 TIMM_STEM_STRIDE = 4  # stride of the stem of timm's ResNets, in pixels
 
 default_cfgs = generate_default_cfgs(
@@ -68,4 +66,9 @@ class ResNetCifar(ResNet):
 
 
 # 11.2M parameters with 100 classes.
-register_variants(__name__, ResNetCifar, {"resnet18_cifar": {"block": BasicBlock, "layers": (2, 2, 2, 2)}})
+register_variants(
+    __name__,
+    "ResNet (He et al. 2016), stem for small images",
+    ResNetCifar,
+    {"resnet18_cifar": {"block": BasicBlock, "layers": (2, 2, 2, 2)}},
+)

@@ -2,20 +2,28 @@
 
 Li et al. 2022, "Efficient Self-supervised Vision Transformers for Representation Learning", Table 6: Swin-T, S and B
 with windows of 7 and of 14 cells. The parameters are those of timm's Swin of the same size, so weights can be loaded in
-both directions. At 224 pixels, the outputs are equal; at other sizes, timm shifts maps before padding
-them instead of after (see `common.windows`).
+both directions. The models `padded_swin_*` are timm's Swins with the same names, and their weights, as in the Swin
+authors' code for detection and segmentation (Liu et al., ICCV 2021).
+
+Maps are padded on the right and bottom to a multiple of the window, then shifted cyclically. Cells that are shifted to
+the opposite border must not attend to their new neighbours, which a mask prevents. timm shifts maps before padding
+them, which puts other cells into a window. At 224 pixels, the outputs are equal. They differ if the sides of a map are
+not multiples of the window.
 
 A padded cell is zero after the norm, so its query, key and value are the biases of their projection. Here, padded cells
 get these values after the projection, and are removed before the output projection. The papers' code also computes both
 projections for padded cells, with the same result.
 """
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from timm.layers.config import use_fused_attn
 from timm.layers.patch_embed import PatchEmbed
 from timm.models import generate_default_cfgs
+from timm.models._registry import get_arch_pretrained_cfgs
 from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock, WindowAttention, window_partition
 from timm.models.swin_transformer import checkpoint_filter_fn as checkpoint_filter_fn
 from torch import Tensor, nn
@@ -27,29 +35,96 @@ from paucal.backbones.attention_layout import (
     cell_indices,
     window_groups,
 )
-from paucal.backbones.families.common.attention import add_bias, attend, is_fused_faster
+from paucal.backbones.families.common.attention import add_bias, attend, cached_on_device, is_fused_faster
 from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, make_default_cfg, register_variants
-from paucal.backbones.families.common.windows import Size, Windows, pad_and_shift, unpad_and_unshift, window_mask
 
-PAPER = "Swin in EsViT (Li et al. 2022)"  # in the table of models
+Size = tuple[int, int]
+
+
+class Windows(NamedTuple):
+    """How a map is divided into windows."""
+
+    size: Size  # (rows, columns) of the map
+    window: Size  # (rows, columns) of a window
+    shift: Size  # (up, left) number of cells by which the padded map is shifted
+    hides_padding: bool = False  # whether cells must not attend to padding
+
+    @property
+    def padded_size(self) -> Size:
+        """(rows, columns) of the map after padding."""
+        (height, width), (rows, columns) = self.size, self.window
+        return height + -height % rows, width + -width % columns
+
+    @property
+    def counts(self) -> Size:
+        """Number of windows along the height and along the width."""
+        return self.padded_size[0] // self.window[0], self.padded_size[1] // self.window[1]
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether some cells of a window must not attend to each other."""
+        return any(self.shift) or (self.hides_padding and self.padded_size != self.size)
+
+    def shrink_to_map(self) -> "Windows":
+        """Return windows that are not larger than the map, and are not shifted along sides with a single window."""
+        (height, width), (rows, columns), (down, right) = self.size, self.window, self.shift
+        return self._replace(
+            window=(min(rows, height), min(columns, width)),
+            shift=(down if height > rows else 0, right if width > columns else 0),
+        )
+
+
+def pad_and_shift(x: Tensor, windows: Windows, fill: Tensor | None = None) -> Tensor:
+    """Pad a map (B, H, W, C) with `fill` (C,) or zeros, and shift it, so that it can be divided into windows."""
+    for axis, padded in zip((1, 2), windows.padded_size, strict=True):
+        if padded > x.shape[axis]:
+            shape = [padded - side if index == axis else side for index, side in enumerate(x.shape)]
+            filling = x.new_zeros(shape) if fill is None else fill.to(x.dtype).expand(shape)
+            x = torch.cat([x, filling], axis)
+    down, right = windows.shift
+    return x.roll((-down, -right), (1, 2)) if down or right else x
+
+
+def unpad_and_unshift(x: Tensor, windows: Windows) -> Tensor:
+    """Undo `pad_and_shift`: return the (B, H, W, C) map shifted back and without padding."""
+    x = x.roll(windows.shift, (1, 2)) if any(windows.shift) else x
+    return x if windows.padded_size == windows.size else x[:, : windows.size[0], : windows.size[1]]
+
+
+@cached_on_device
+def window_mask(windows: Windows, device: torch.device) -> Tensor:
+    """Return the mask (windows, queries, keys), which is True where a query must not attend to a key.
+
+    Cells that are neighbours only because of the cyclic shift must not attend to each other. Padding may attend to all
+    cells, so that every query has a key; the padding's output is not used.
+    """
+    sides = []
+    for size, padded, shift in zip(windows.size, windows.padded_size, windows.shift, strict=True):
+        index = torch.arange(padded, device=device)
+        sides.append((index >= padded - shift, (index + shift) % padded >= size))
+    (is_wrapped_row, is_padded_row), (is_wrapped_column, is_padded_column) = sides
+    region = _divide_into_windows(is_wrapped_row[:, None] * 2 + is_wrapped_column, windows)
+    mask = region[:, :, None] != region[:, None, :]
+    if windows.hides_padding:
+        padding = _divide_into_windows(is_padded_row[:, None] | is_padded_column, windows)
+        mask = mask | (padding[:, None, :] & ~padding[:, :, None])
+    return mask
+
+
+def _divide_into_windows(cells: Tensor, windows: Windows) -> Tensor:
+    """Divide (H, W) values of cells into (windows, cells per window)."""
+    (down, across), (rows, columns) = windows.counts, windows.window
+    return cells.view(down, rows, across, columns).transpose(1, 2).reshape(down * across, rows * columns)
+
 
 PADDINGS = ("published", "masked", "shrunk")  # see `EsvitSwin`
 
 
 def relative_bias(table: Tensor, table_window: Size, window: Size) -> Tensor:
-    """Return the relative position bias of every pair of cells of a window.
+    """Return the relative position biases (heads, queries, keys) of a window from the table of a larger window.
 
-    Entries are looked up by offset, so the window may be smaller than the window of the table. The result is not
-    cached, since the table changes in training, and since the lookup takes less than 1 % of a block's time.
-
-    Args:
-        table: (offsets, heads) biases, with one row per offset in row-major order, starting at the most negative row
-            and column offset.
-        table_window: (rows, columns) of the window for which the table was built.
-        window: (rows, columns) of the window, not larger than `table_window`.
-
-    Returns:
-        (heads, queries, keys) biases.
+    The table is (offsets, heads), with offsets in row-major order, the most negative first. The result is not cached,
+    since the table changes in training, and since the lookup takes less than 1 % of a block's time.
     """
     (window_height, window_width), (rows, columns) = table_window, window
     offsets = table.t().reshape(-1, 2 * window_height - 1, 2 * window_width - 1)
@@ -66,20 +141,8 @@ def attend_windows(
 ) -> Tensor:
     """Apply `attend` within windows, with one bias per window or the same bias for all windows.
 
-    The bias is not repeated for the images of a batch. Explicit weights pass through `drop` as
-    (B * windows, heads, N, N), as in timm.
-
-    Args:
-        query: (B, windows, heads, N, d) queries.
-        key: (B, windows, heads, N, d) keys.
-        value: (B, windows, heads, N, d) values.
-        bias: (windows or 1, heads, N, N) biases.
-        scale: Factor of the products of queries and keys.
-        fused: Whether the fused kernel may be used.
-        drop: Dropout module of the attention weights.
-
-    Returns:
-        (B, windows, heads, N, d) weighted sums of the values.
+    Queries, keys, values and the result are (B, windows, heads, N, d), the bias is (windows or 1, heads, N, N) and not
+    repeated for the images of a batch. Explicit weights pass through `drop` as (B * windows, heads, N, N), as in timm.
     """
     if bias.shape[0] == 1:
         q, k, v = (part.flatten(0, 1) for part in (query, key, value))
@@ -130,11 +193,7 @@ def _window_groups(call: AttentionCall, weights: Tensor, image_size: Size) -> At
 
 
 class PaddedSwinBlock(SwinTransformerBlock):
-    """timm's block, with the same parameters, for maps of any size.
-
-    Attributes:
-        padding: "published", "masked" or "shrunk", see `EsvitSwin`.
-    """
+    """timm's block, with the same parameters, for maps of any size; see `EsvitSwin` for `padding`."""
 
     attention_layout = AttentionLayout(find_groups=_window_groups)
     padding: str
@@ -202,31 +261,35 @@ class EsvitSwin(SwinTransformer):
                 PaddedSwinBlock.convert_in_place(module, padding)
 
 
+_TINY = {"embed_dim": 96, "depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24)}
+_SMALL = {**_TINY, "depths": (2, 2, 18, 2)}
+_BASE = {**_SMALL, "embed_dim": 128, "num_heads": (4, 8, 16, 32)}
+_LARGE = {**_SMALL, "embed_dim": 192, "num_heads": (6, 12, 24, 48)}
+# The models have 28.3M, 49.6M and 87.8M parameters. In the last stage, all have windows of 7.
+_ESVIT_VARIANTS = {
+    f"esvit_swin_{size}_patch4_window{window}_224": {**sizes, "drop_path_rate": rate, "window_size": window}
+    for size, sizes, rate in (("tiny", _TINY, 0.1), ("small", _SMALL, 0.2), ("base", _BASE, 0.2))
+    for window in (7, 14)
+}
+PREFIX, NORM_EPS = "padded_", 1e-5  # prefix of the padded models' names, and epsilon of their layer norms
+ARGUMENTS_BY_NAME: Mapping[str, dict[str, Any]] = {
+    f"swin_{size}_patch4_window7_224": sizes
+    for size, sizes in (("tiny", _TINY), ("small", _SMALL), ("base", _BASE), ("large", _LARGE))
+}
+_PADDED_VARIANTS = {
+    f"{PREFIX}{name}": {"window_size": 7, "norm_eps": NORM_EPS, **sizes} for name, sizes in ARGUMENTS_BY_NAME.items()
+}
+_ESVIT_CFG = make_default_cfg(
+    "patch_embed.proj", "head.fc", pool_size=(7, 7), fixed_input_size=True, crop_pct=DEIT_CROP_RATIO, license="mit"
+)
 default_cfgs = generate_default_cfgs(
     {
-        f"esvit_swin_{size}_patch4_window{window}_224": make_default_cfg(
-            "patch_embed.proj",
-            "head.fc",
-            pool_size=(7, 7),
-            fixed_input_size=True,
-            crop_pct=DEIT_CROP_RATIO,
-            license="mit",
-        )
-        for size in ("tiny", "small", "base")
-        for window in (7, 14)
+        **dict.fromkeys(_ESVIT_VARIANTS, _ESVIT_CFG),
+        **{f"{PREFIX}{tag}": cfg for name in ARGUMENTS_BY_NAME for tag, cfg in get_arch_pretrained_cfgs(name).items()},
     }
 )
-_TINY = {"embed_dim": 96, "depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24), "drop_path_rate": 0.1}
-_SMALL = {**_TINY, "depths": (2, 2, 18, 2), "drop_path_rate": 0.2}
-_BASE = {**_SMALL, "embed_dim": 128, "num_heads": (4, 8, 16, 32)}
-
-
-_VARIANTS = {
-    "esvit_swin_tiny_patch4_window7_224": {**_TINY, "window_size": 7},  # 28.3M parameters
-    "esvit_swin_tiny_patch4_window14_224": {**_TINY, "window_size": 14},  # the last stage has windows of 7
-    "esvit_swin_small_patch4_window7_224": {**_SMALL, "window_size": 7},  # 49.6M parameters
-    "esvit_swin_small_patch4_window14_224": {**_SMALL, "window_size": 14},
-    "esvit_swin_base_patch4_window7_224": {**_BASE, "window_size": 7},  # 87.8M parameters
-    "esvit_swin_base_patch4_window14_224": {**_BASE, "window_size": 14},
-}
-register_variants(__name__, EsvitSwin, _VARIANTS, checkpoint_filter_fn)
+for _paper, _variants in (
+    ("Swin in EsViT (Li et al. 2022)", _ESVIT_VARIANTS),
+    ("Swin (Liu et al. 2021), padded before it is shifted", _PADDED_VARIANTS),
+):
+    register_variants(__name__, _paper, EsvitSwin, _variants, checkpoint_filter_fn)

@@ -1,40 +1,152 @@
 """Vision Longformer (Zhang et al. 2021): stages with sparse or full attention, and with global tokens.
 
 Variants are built without drop-path unless `drop_path_rate` is passed (published: 0.1 for all variants). With
-`positions="absolute"`, the models are the published variants with absolute positions. State dicts of the published code
-and of EsViT's version of this code can be loaded.
+`positions="absolute"`, the models are the published variants with absolute positions. The variants of EsViT (Li et al.
+2022) are wider and deeper than those of the ViL paper, and their last stages have more heads. State dicts of the
+published code and of EsViT's version of this code can be loaded.
 """
 
 import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from timm.layers.drop import calculate_drop_path_rates
+from timm.layers.drop import DropPath, calculate_drop_path_rates
+from timm.layers.mlp import Mlp
 from timm.layers.pos_embed_rel import resize_rel_pos_bias_table
-from timm.models import generate_default_cfgs
+from timm.models import checkpoint, generate_default_cfgs
 from torch import Tensor, nn
+from torch.nn import functional
 
-from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, init_linear, make_default_cfg, register_variants
+from paucal.backbones.families.common.contract import (
+    DEIT_CROP_RATIO,
+    init_linear,
+    make_default_cfg,
+    register_variants,
+    to_map,
+    to_tokens,
+)
 from paucal.backbones.families.common.positions import record_input_size
 from paucal.backbones.families.common.staged import StagedBackbone
-from paucal.backbones.families.vil_attention import AttentionSettings, FullAttention, SparseAttention
-from paucal.backbones.families.vil_chunks import MODES
-from paucal.backbones.families.vil_layers import (
-    EPS,
-    GlobalPatchEmbedding,
-    SharedArguments,
-    StageSettings,
-    VilStage,
-    require_multiple,
-    resize_positions,
-    stage_grids,
+from paucal.backbones.families.vil_attention import (
+    MODES,
+    AttentionSettings,
+    FullAttention,
+    Grid,
+    SparseAttention,
+    VilAttention,
+    new_table,
 )
 from paucal.types import height_and_width
 
-PAPER = "ViL (Zhang et al. 2021)"  # in the table of models
+EPS = 1e-6  # epsilon of all norms
+
+
+class GlobalPatchEmbedding(nn.Module):
+    """A patch embedding: a convolution, a norm, optional absolute positions, and prepended global tokens.
+
+    The first half of the channels of an absolute position depends on the row, the second half on the column. For
+    another grid than `absolute_grid`, the tables of rows and columns are resized bicubically.
+    """
+
+    cls_token: nn.Parameter | None
+    cls_pos_embed: nn.Parameter | None
+    x_pos_embed: nn.Parameter | None
+    y_pos_embed: nn.Parameter | None
+
+    def __init__(
+        self, in_chans: int, width: int, patch: int, global_tokens: int, absolute_grid: Grid | None, pos_drop: float
+    ) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(in_chans, width, patch, patch)
+        self.norm = nn.LayerNorm(width, EPS)
+        absolute, (rows, columns) = absolute_grid is not None, absolute_grid or (0, 0)
+        self.cls_token = new_table(global_tokens > 0, 1, global_tokens, width)
+        self.cls_pos_embed = new_table(absolute and global_tokens > 0, 1, global_tokens, width)
+        self.x_pos_embed = new_table(absolute, 1, rows, width // 2)  # of rows, despite the `x`
+        self.y_pos_embed = new_table(absolute, 1, columns, width // 2)
+        self.pos_drop = nn.Dropout(pos_drop)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
+        """Return the tokens (B, g + H * W, C) for a map, and their grid (H, W)."""
+        x = self.proj(x)
+        grid = (x.shape[2], x.shape[3])
+        x = self.norm(to_tokens(x))
+        if self.x_pos_embed is not None and self.y_pos_embed is not None:
+            rows, columns = resize_positions(self.x_pos_embed, grid[0]), resize_positions(self.y_pos_embed, grid[1])
+            x = x + torch.cat(
+                (rows.unsqueeze(2).expand(-1, -1, grid[1], -1), columns.unsqueeze(1).expand(-1, grid[0], -1, -1)), 3
+            ).flatten(1, 2)
+        if self.cls_token is not None:
+            first = self.cls_token if self.cls_pos_embed is None else self.cls_token + self.cls_pos_embed
+            x = torch.cat((first.expand(x.shape[0], -1, -1).to(x), x), 1)
+        return self.pos_drop(x), grid
+
+
+class VilBlock(nn.Module):
+    """Attention and an MLP, each after a norm and with a residual connection."""
+
+    def __init__(self, width: int, attn: VilAttention, mlp_ratio: float, proj_drop: float, drop_path: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, EPS)
+        self.attn = attn
+        self.drop_path1 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.norm2 = nn.LayerNorm(width, EPS)
+        self.mlp = Mlp(width, int(width * mlp_ratio), drop=proj_drop)
+        self.drop_path2 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """Apply the block to tokens (B, g + H * W, C) with the grid (H, W); the shape stays the same."""
+        x = x + self.drop_path1(self.attn(self.norm1(x), grid))
+        return x + self.drop_path2(self.mlp(self.norm2(x)))
+
+
+class VilStage(nn.Module):
+    """A patch embedding with global tokens, followed by blocks."""
+
+    def __init__(self, embed: GlobalPatchEmbedding, blocks: list[VilBlock], global_tokens: int) -> None:
+        super().__init__()
+        self.global_tokens = global_tokens
+        self.grad_checkpointing = False
+        self.embed = embed
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the stage's map (B, C, H, W), and its global tokens (B, g, C) or None."""
+        x, grid = self.embed(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, grid) if self.grad_checkpointing and self.training else block(x, grid)
+        first = self.global_tokens
+        return to_map(x[:, first:], grid), x[:, :first] if first else None
+
+
+def resize_positions(table: Tensor, length: int) -> Tensor:
+    """Resize the position table of one axis, (1, L, C), to another length.
+
+    Example:
+        >>> resize_positions(torch.arange(4.0).reshape(1, 4, 1), 4).flatten().tolist()
+        [0.0, 1.0, 2.0, 3.0]
+    """
+    if table.shape[1] == length:
+        return table
+    column = table.float().transpose(1, 2).unsqueeze(3)
+    resized = functional.interpolate(column, size=(length, 1), mode="bicubic")
+    return resized.squeeze(3).transpose(1, 2).to(table)
+
+
+def stage_grids(size: Grid, patches: Sequence[int]) -> list[Grid]:
+    """Return the (rows, columns) of every stage's grid for images of this size in pixels.
+
+    Example:
+        >>> stage_grids((224, 96), (4, 2, 2, 2))
+        [(56, 24), (28, 12), (14, 6), (7, 3)]
+    """
+    reductions = [math.prod(patches[: stage + 1]) for stage in range(len(patches))]
+    return [(size[0] // reduction, size[1] // reduction) for reduction in reductions]
+
 
 POSITIONS = ("relative", "absolute")
 BIAS_RESIZES = ("lookup", "picture")  # see `FullAttention`
@@ -107,8 +219,9 @@ class VisionLongformer(StagedBackbone):
         _require_choices(mode, positions, bias_resize, window_size)
         self.reduction = math.prod(patch_sizes)
         self.patch_sizes = tuple(patch_sizes)
+        self.num_prefix_tokens = global_tokens[-1]
         size = height_and_width(img_size)
-        require_multiple(size, self.reduction)
+        self.require_size(size)
         super().__init__(
             num_classes=num_classes,
             in_chans=in_chans,
@@ -118,18 +231,24 @@ class VisionLongformer(StagedBackbone):
             drop_rate=drop_rate,
             num_prefix_tokens=global_tokens[-1],
         )
-        self._check_pool(global_pool)  # checked again, now that `num_prefix_tokens` is set
         self.inner_prefix_tokens = tuple(sorted(set(global_tokens)))
-        shared = SharedArguments(window_size, mode, bias_resize, share_projections, mlp_ratio, pos_drop_rate)  # type: ignore[arg-type]
         rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
-        rows = zip((in_chans, *embed_dims), stage_grids(size, patch_sizes), rates, *stage_arguments, strict=False)
+        rows = zip((in_chans, *embed_dims), stage_grids(size, patch_sizes), *stage_arguments, strict=False)
         self.stages = nn.ModuleList()
-        for stage, (chans, grid, rate, patch, width, _, heads, is_sparse, count) in enumerate(rows):
-            attention = AttentionSettings(
-                width, heads, count, positions == "relative", qkv_bias, attn_drop_rate, proj_drop_rate
-            )
-            settings = StageSettings(grid, chans, patch, bool(is_sparse), attention, shared)
-            self.stages.append(VilStage(settings, rate, last=stage == len(depths) - 1))
+        for stage, (chans, grid, patch, width, _, heads, is_sparse, count) in enumerate(rows):
+            relative = positions == "relative"
+            settings = AttentionSettings(width, heads, count, relative, qkv_bias, attn_drop_rate, proj_drop_rate)
+            if is_sparse:
+                make_attention = partial(SparseAttention, settings, window_size, mode, share_projections)  # type: ignore[arg-type]
+            else:
+                make_attention = partial(FullAttention, settings, grid, bias_resize)
+            embed = GlobalPatchEmbedding(chans, width, patch, count, None if relative else grid, pos_drop_rate)
+            blocks = [VilBlock(width, make_attention(), mlp_ratio, proj_drop_rate, rate) for rate in rates[stage]]
+            if stage < len(depths) - 1:
+                # Global tokens are dropped after the stage, so parameters that only affect their final values get no
+                # gradient.
+                blocks[-1].attn.freeze_global_token_parameters()
+            self.stages.append(VilStage(embed, blocks, count))
         self.norm = nn.LayerNorm(embed_dims[-1], EPS)
         self.stages.apply(init_linear)
         self.set_random_neighbour(random_neighbour)
@@ -152,7 +271,7 @@ class VisionLongformer(StagedBackbone):
     def set_input_size(self, img_size: int | Sequence[int]) -> None:
         """Resize the bias tables of full attention and the absolute positions for images of another size in pixels."""
         size = height_and_width(img_size)
-        require_multiple(size, self.reduction)
+        self.require_size(size)
         for stage, grid in zip(self.stages, stage_grids(size, self.patch_sizes), strict=False):
             for module in stage.modules():
                 if isinstance(module, FullAttention):
@@ -163,22 +282,21 @@ class VisionLongformer(StagedBackbone):
                     module.y_pos_embed = nn.Parameter(resize_positions(module.y_pos_embed, grid[1]))
         record_input_size(self, size)
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Return the normalised map (B, C, H, W) of the last stage; with global tokens, tokens (B, g + H * W, C)."""
-        require_multiple(x.shape[2:], self.reduction)
-        return super().forward_features(x)
-
-    def forward_intermediates(self, x: Tensor, *arguments: Any, **options: Any) -> Any:
-        """Check the size of the images and call `StagedBackbone.forward_intermediates`."""
-        require_multiple(x.shape[2:], self.reduction)
-        return super().forward_intermediates(x, *arguments, **options)
+    def require_size(self, size: Sequence[int]) -> None:
+        """Raise a ValueError if a side of images in pixels is not a multiple of the model's stride."""
+        if size[0] % self.reduction or size[1] % self.reduction:
+            nearest_size = [max(1, round(side / self.reduction)) * self.reduction for side in size]
+            raise ValueError(
+                f"images have {size[0]}x{size[1]} pixels; both sides must be multiples of {self.reduction}: "
+                f"use {nearest_size[0]}x{nearest_size[1]}"
+            )
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of the parameters without weight decay: tokens, positions and attention biases."""
         return {name for name, _ in self.named_parameters() if name.endswith(_NOT_DECAYED)}
 
     def _check_pool(self, global_pool: str) -> str:
-        if global_pool == "token" and getattr(self, "num_prefix_tokens", 1) == 0:
+        if global_pool == "token" and self.num_prefix_tokens == 0:
             raise ValueError("global_pool is 'token', but the last stage has no global tokens; use 'avg'")
         return super()._check_pool(global_pool)
 
@@ -225,7 +343,6 @@ def _require_choices(mode: str, positions: str, bias_resize: str, window_size: i
 
 # In the published code, module 0 of the stage `layerN` is the patch embedding; then attention and MLP alternate.
 _PUBLISHED_NAME = re.compile(r"^layer(\d+)\.(\d+)\.(.+)$")
-_EMBEDDING_PREFIXES = {"norm_embed.": "norm."}
 
 
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
@@ -248,11 +365,8 @@ def _model_key(key: str) -> str:
         return key
     stage, number, suffix = int(match[1]) - 1, int(match[2]), match[3]
     if number == 0:
-        for old_prefix, new_prefix in _EMBEDDING_PREFIXES.items():
-            suffix = new_prefix + suffix.removeprefix(old_prefix) if suffix.startswith(old_prefix) else suffix
-        return f"stages.{stage}.embed.{suffix}"
-    norm = "norm1." if number % 2 else "norm2."
-    suffix = norm + suffix.removeprefix("norm.") if suffix.startswith("norm.") else suffix
+        return f"stages.{stage}.embed.{re.sub('^norm_embed[.]', 'norm.', suffix)}"
+    suffix = re.sub(r"^norm[.]", "norm1." if number % 2 else "norm2.", suffix)
     return f"stages.{stage}.blocks.{(number - 1) // 2}.{suffix}"
 
 
@@ -286,22 +400,23 @@ def _fit_to_model(key: str, value: Tensor, model_state: Mapping[str, Tensor]) ->
     return resize_positions(value, parameter.shape[1])
 
 
-FIRST_CONVOLUTION = "stages.0.embed.proj"
-
-_CONFIG = make_default_cfg(FIRST_CONVOLUTION, crop_pct=DEIT_CROP_RATIO)
-default_cfgs = generate_default_cfgs(dict.fromkeys(("vil_tiny", "vil_small"), _CONFIG))
-
-
 _VARIANTS = {
     "vil_tiny": {
         "embed_dims": (48, 96, 192, 384),
         "depths": (1, 1, 9, 1),
         "num_heads": (1, 3, 3, 6),
     },  # 6.7M parameters
-    "vil_small": {
-        "embed_dims": (96, 192, 384, 768),
-        "depths": (1, 2, 8, 1),
-        "num_heads": (3, 3, 6, 12),
-    },  # 24.7M parameters
+    "vil_small": {"embed_dims": (96, 192, 384, 768), "depths": (1, 2, 8, 1), "num_heads": (3, 3, 6, 12)},  # 24.7M
 }
-register_variants(__name__, VisionLongformer, _VARIANTS, checkpoint_filter_fn)
+_ESVIT_TINY = {"embed_dims": (96, 192, 384, 768), "depths": (2, 2, 6, 2)}
+# Each variant has 28.3M parameters. The published weights of `esvit_vil_tiny` were trained on crops of 224 pixels and,
+# with `bias_resize="picture"`, on crops of 96 pixels. Features of 224-pixel images do not depend on `bias_resize`.
+_ESVIT_VARIANTS = {
+    "esvit_vil_tiny": {**_ESVIT_TINY, "num_heads": (3, 6, 12, 24)},  # as in the published training command
+    "esvit_vil_tiny_paper_heads": {**_ESVIT_TINY, "num_heads": (3, 3, 6, 12)},  # as in the paper's Table 6
+}
+default_cfgs = generate_default_cfgs(
+    dict.fromkeys((*_VARIANTS, *_ESVIT_VARIANTS), make_default_cfg("stages.0.embed.proj", crop_pct=DEIT_CROP_RATIO))
+)
+for _paper, _variants in (("ViL (Zhang et al. 2021)", _VARIANTS), ("ViL in EsViT (Li et al. 2022)", _ESVIT_VARIANTS)):
+    register_variants(__name__, _paper, VisionLongformer, _variants, checkpoint_filter_fn)

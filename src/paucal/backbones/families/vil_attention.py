@@ -3,42 +3,162 @@
 The tokens are g global tokens, followed by the cells (patch tokens) row by row. As in Swin, biases are added to the
 products of queries and keys. For each head, there is a bias for each offset between two cells, for each global token as
 query of cells, for each global token as key of cells, and for each pair of global tokens.
+
+In sparse attention, a grid is divided into chunks of w x w cells. The published code pads the grid to a multiple of w,
+and computes the products of every chunk with its 8 neighbours; products with chunks outside the grid are masked
+afterwards. Here, the keys of each chunk are gathered by their indices, so nothing is padded. An axis with one or two
+chunks, along which all cells attend to each other anyway, is not divided, so no key is masked or occurs twice.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from timm.layers.config import use_fused_attn
-from timm.layers.weight_init import trunc_normal_
 from torch import Tensor, nn
 from torch.nn import functional
 
 from paucal.backbones.attention_layout import AttentionCall, AttentionGroups, AttentionLayout, Tokens, prefix_names
-from paucal.backbones.families.common.attention import attend, join_heads
-from paucal.backbones.families.vil_chunks import (
-    N_NEIGHBOURS,
-    OWN_SLOT,
-    Grid,
-    Mode,
-    QueryKeyPairs,
-    grid_offsets,
-    sparse_pairs,
-)
+from paucal.backbones.families.common.attention import attend, cached_on_device, join_heads
+from paucal.backbones.families.common.contract import init_table
+
+Mode = Literal["blocks", "exact", "cyclic", "own"]
+MODES: tuple[str, ...] = get_args(Mode)
+N_NEIGHBOURS = 8  # number of chunks around a chunk
+OWN_SLOT = 4  # index of a chunk among the 3x3 chunks around it, row by row
+
+Grid = tuple[int, int]
+
+
+class QueryKeyPairs(NamedTuple):
+    """The keys of every chunk of queries. A chunk has Q queries and, for each of S neighbouring chunks (slots), K keys.
+
+    Attributes:
+        chunks: Number of chunks.
+        queries: (chunks * Q,) index of the cell of each query; where a chunk extends beyond the grid, a cell is
+            repeated. None if a single chunk covers the grid.
+        restore: (H * W,) index of every cell in `queries`; None if `queries` is None.
+        keys: (chunks, S, K) index of the cell of each key, arbitrary for masked keys; None if a single chunk has all
+            cells in order.
+        masked_keys: (chunks, 1 or Q, S, K) mask that is True for keys that are outside the grid or too far; None if no
+            key is masked.
+        offsets: (Q, S, K) index of each offset in the bias table with (4 w - 1)^2 entries, the same in every chunk.
+    """
+
+    chunks: int
+    queries: Tensor | None
+    restore: Tensor | None
+    keys: Tensor | None
+    masked_keys: Tensor | None
+    offsets: Tensor
+
+
+class _Axis(NamedTuple):
+    """The pairs along one axis of the grid: n chunks with q queries, each with s slots of k keys."""
+
+    queries: Tensor  # (n, q) positions along the axis
+    keys: Tensor  # (n, s, k) positions along the axis
+    is_valid: Tensor  # (n, s, k) whether a key is inside the grid
+    offsets: Tensor  # (q, s, k) position of the query minus position of the key
+    all_valid: bool
+
+
+@cached_on_device
+def sparse_pairs(grid: Grid, window: int, mode: Mode, all_slots: bool, device: torch.device) -> QueryKeyPairs:
+    """Return the pairs for a grid that is divided into chunks with the side `window`, in cells.
+
+    With `all_slots`, there are always 9 slots of w x w keys, so that some slots can be selected. `mode` selects the
+    cells to which a query attends: "blocks" for the 3x3 chunks around it that are in the grid; "exact" for the (2 w +
+    1)^2 cells around it; "cyclic" for 3x3 chunks, where a chunk at the border has neighbours at the opposite border;
+    "own" for its own chunk.
+    """
+    height, width = grid
+    rows = _build_axis(height, window, mode, all_slots, device)
+    columns = _build_axis(width, window, mode, all_slots, device)
+    keys = _join_axes(rows.keys * width, columns.keys, torch.add).flatten(0, 1)
+    is_valid = _join_axes(rows.is_valid, columns.is_valid, torch.logical_and).flatten(0, 1)
+    hidden = None if rows.all_valid and columns.all_valid else ~is_valid.unsqueeze(1)
+    last = 2 * window - 1  # largest offset
+    offsets = _join_axes((rows.offsets + last) * (2 * last + 1), columns.offsets + last, torch.add).flatten(0, 1)
+    if mode == "exact":
+        is_near = _join_axes(rows.offsets.abs() <= window, columns.offsets.abs() <= window, torch.logical_and)
+        is_far = ~is_near.flatten(0, 1)
+        hidden = is_far.unsqueeze(0) if hidden is None else hidden | is_far
+    chunks = rows.queries.shape[0] * columns.queries.shape[0]
+    if chunks == 1 and not all_slots and rows.all_valid and columns.all_valid:
+        return QueryKeyPairs(1, None, None, None, hidden, offsets)
+    queries = _join_axes(rows.queries.clamp(max=height - 1) * width, columns.queries.clamp(max=width - 1), torch.add)
+    # The index in `queries` of every cell: the index of its chunk, then its index in the chunk.
+    chunk_rows, chunk_columns = rows.queries.shape[1], columns.queries.shape[1]
+    row, column = torch.arange(height, device=device)[:, None], torch.arange(width, device=device)
+    chunk = row // chunk_rows * columns.queries.shape[0] + column // chunk_columns
+    index_in_chunk = row % chunk_rows * chunk_columns + column % chunk_columns
+    restore = (chunk * (chunk_rows * chunk_columns) + index_in_chunk).flatten()
+    return QueryKeyPairs(chunks, queries.flatten(), restore, keys.masked_fill(~is_valid, 0), hidden, offsets)
+
+
+def _build_axis(length: int, window: int, mode: Mode, all_slots: bool, device: torch.device) -> _Axis:
+    count = -(-length // window)
+    if not all_slots and (count == 1 or (count == 2 and mode != "own")):
+        cells = torch.arange(length, device=device)
+        queries, keys, shifts = cells[None], cells[None, None], None
+    else:
+        inner, starts = torch.arange(window, device=device), torch.arange(count, device=device) * window
+        shifts = torch.arange(0, 1, device=device) if mode == "own" else torch.arange(-1, 2, device=device)
+        queries = starts[:, None] + inner
+        keys = queries[:, None] + shifts[:, None] * window
+    offsets = queries[0][:, None, None] - keys[0]
+    is_valid = (keys >= 0) & (keys < length)
+    if mode == "cyclic":
+        period = count * window
+        is_valid = keys % period < length
+        if shifts is not None and count == 1:  # otherwise a single chunk would be a neighbour of itself
+            is_valid = is_valid & (shifts == 0)[:, None]
+        keys = keys % period
+        if count <= 2:  # a cell is reached in two directions; take the shorter offset
+            offsets = (offsets + period // 2) % period - period // 2
+    has_only_valid_keys = mode in ("own", "cyclic") and length % window == 0 and (mode == "own" or count > 1)
+    return _Axis(queries, keys, is_valid, offsets, shifts is None or has_only_valid_keys)
+
+
+def _join_axes(rows: Tensor, columns: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Combine each entry (a, b, ...) for the rows of the grid with each entry (A, B, ...) for the columns.
+
+    The result of the elementwise function `combine` has the shape (a, A, b * B, ...).
+    """
+    for dim in range(rows.ndim):
+        rows, columns = rows.unsqueeze(2 * dim + 1), columns.unsqueeze(2 * dim)
+    combined = combine(rows, columns)
+    for dim in range(2, combined.ndim // 2 + 1):
+        combined = combined.flatten(dim, dim + 1)
+    return combined
+
+
+@cached_on_device
+def grid_offsets(grid: Grid, table: Grid, device: torch.device) -> Tensor:
+    """Return the (H * W, H * W) indices of all pairs of a grid's cells in a bias table for a grid (Ht, Wt).
+
+    The table has (2 Ht - 1) (2 Wt - 1) entries. An offset beyond the table has the index of the farthest entry in its
+    direction.
+    """
+    row, column = torch.arange(grid[0], device=device), torch.arange(grid[1], device=device)
+    rows = _clamp_offsets(row[:, None] - row, table[0] - 1) + table[0] - 1
+    columns = _clamp_offsets(column[:, None] - column, table[1] - 1) + table[1] - 1
+    return (rows[:, None, :, None] * (2 * table[1] - 1) + columns[None, :, None]).reshape(grid[0] * grid[1], -1)
+
+
+def _clamp_offsets(offsets: Tensor, limit: int) -> Tensor:
+    """Return offsets limited to the range from -limit to limit.
+
+    `clamp` would do the same, but compiling its index arithmetic for a GPU fails with torch 2.11.
+    """
+    return torch.where(offsets > limit, limit, torch.where(offsets < -limit, -limit, offsets))
 
 
 @dataclass(frozen=True)
 class AttentionSettings:
-    """Settings of sparse and of full attention.
-
-    Attributes:
-        width: Number of channels C.
-        heads: Number of attention heads.
-        global_tokens: Number g of global tokens.
-        relative: Whether there are relative position biases.
-        qkv_bias: Whether queries, keys and values have biases.
-        attn_drop: Dropout rate of the attention weights.
-        proj_drop: Dropout rate after the last projection.
-    """
+    """Settings of sparse and of full attention; `relative` means relative position biases."""
 
     width: int
     heads: int
@@ -47,6 +167,15 @@ class AttentionSettings:
     qkv_bias: bool = True
     attn_drop: float = 0.0
     proj_drop: float = 0.0
+
+
+def new_table(is_used: bool, *shape: int) -> nn.Parameter | None:
+    """Return a table with the papers' initialisation; None if it is not used."""
+    if not is_used:
+        return None
+    table = nn.Parameter(torch.empty(shape))
+    init_table(table)
+    return table
 
 
 class VilAttention(nn.Module):
@@ -75,12 +204,12 @@ class VilAttention(nn.Module):
         self.proj = nn.Linear(width, width)
         self.proj_drop = nn.Dropout(settings.proj_drop)
         rows, columns = table_grid
-        self.local_relative_position_bias_table = _bias_table(
+        self.local_relative_position_bias_table = new_table(
             settings.relative, (2 * rows - 1) * (2 * columns - 1), heads
         )
         with_global = settings.relative and self.global_tokens > 0
-        self.g2l_relative_position_bias = _bias_table(with_global, 2, heads, self.global_tokens)
-        self.g2g_relative_position_bias = _bias_table(with_global, heads, self.global_tokens, self.global_tokens)
+        self.g2l_relative_position_bias = new_table(with_global, 2, heads, self.global_tokens)
+        self.g2g_relative_position_bias = new_table(with_global, heads, self.global_tokens, self.global_tokens)
 
     def freeze_global_token_parameters(self) -> None:
         """Freeze the parameters that affect only the output of global tokens, which is not used."""
@@ -141,14 +270,6 @@ class FullAttention(VilAttention):
         return local if global_bias is None else torch.cat((global_bias, local), 1)
 
 
-def _bias_table(is_used: bool, *shape: int) -> nn.Parameter | None:
-    if not is_used:
-        return None
-    table = nn.Parameter(torch.empty(shape))
-    trunc_normal_(table, std=0.02)
-    return table
-
-
 def _global_groups(call: AttentionCall, weights: Tensor, image_size: Grid) -> AttentionGroups:
     """Return the group of the global queries, whose weights are (B, heads, g, N).
 
@@ -163,7 +284,7 @@ def _sparse_groups(call: AttentionCall, weights: Tensor, image_size: Grid) -> At
     """Return a group per chunk of cell queries, whose weights are (B * chunks, heads, Q, g + K)."""
     layer, (tokens, grid) = call.layer, call.inputs
     layout = Tokens(grid, prefix_names(call.model, layer.global_tokens))
-    pairs, first = sparse_pairs(grid, layer.window, layer.mode, tokens), len(layout.prefix)
+    pairs, first = sparse_pairs(grid, layer.window, layer.mode, False, tokens), len(layout.prefix)
     cells = torch.arange(layout.cells, device=weights.device)
     queries, keys = cells[None], cells[None]
     if pairs.queries is not None and pairs.restore is not None:
@@ -205,15 +326,9 @@ class SparseAttention(VilAttention):
     - On grids with one or two chunks per side, a cell that is a neighbour in several directions counts once.
     - Random numbers come from torch's generator of the device.
 
-    Args:
-        settings: Settings of the attention.
-        window: Side w of a chunk in cells.
-        mode: Cells to which a cell attends, see `vil_chunks.sparse_pairs`.
-        share_projections: Whether global tokens have the same projections as cells.
-
-    Attributes:
-        random_neighbour: Whether, in training, a cell attends to its chunk and one of the 8 chunks around, drawn once
-            for each call, instead of all 8.
+    `window` is the side w of a chunk in cells; see `sparse_pairs` for `mode`. With `share_projections`, global tokens
+    have the same projections as cells. With `random_neighbour`, a cell attends in training to its chunk and one of the
+    8 chunks around, drawn once for each call, instead of all 8.
     """
 
     attention_layout = AttentionLayout(find_groups=_sparse_groups)
@@ -226,11 +341,8 @@ class SparseAttention(VilAttention):
         self.mode: Mode = mode
         self.random_neighbour = False
         self.to_all = GlobalAttention(self.scale, settings.attn_drop) if self.global_tokens else None
-        width, bias, has_own_projections = (
-            settings.width,
-            settings.qkv_bias,
-            self.global_tokens > 0 and not share_projections,
-        )
+        width, bias = settings.width, settings.qkv_bias
+        has_own_projections = self.global_tokens > 0 and not share_projections
         self.query_global = nn.Linear(width, width, bias=bias) if has_own_projections else None
         self.kv_global = nn.Linear(width, 2 * width, bias=bias) if has_own_projections else None
         self.proj_global = nn.Linear(width, width) if has_own_projections else None
@@ -275,8 +387,8 @@ class SparseAttention(VilAttention):
 
     def _pairs_of_grid(self, grid: Grid, like: Tensor) -> QueryKeyPairs:
         if not (self.training and self.random_neighbour):
-            return sparse_pairs(grid, self.window, self.mode, like)
-        pairs = sparse_pairs(grid, self.window, self.mode, like, all_slots=True)
+            return sparse_pairs(grid, self.window, self.mode, False, like)
+        pairs = sparse_pairs(grid, self.window, self.mode, True, like)
         neighbour = torch.randint(N_NEIGHBOURS, (1,), device=like.device)
         slots = torch.cat((torch.full_like(neighbour, OWN_SLOT), neighbour + (neighbour >= OWN_SLOT)))
         assert pairs.keys is not None

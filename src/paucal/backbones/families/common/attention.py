@@ -4,9 +4,15 @@ paucal's attention layers follow timm's convention, so that tools for timm's att
 they have an attribute `fused_attn`, and explicit weights pass through the submodule `attn_drop`.
 """
 
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any, TypeVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+T = TypeVar("T")
 
 
 def attend(
@@ -14,18 +20,9 @@ def attend(
 ) -> Tensor:
     """Return softmax(scale * query key^T + bias) value, with dropout on the weights in training.
 
-    Args:
-        query: (..., N, d) queries.
-        key: (..., M, d) keys.
-        value: (..., M, e) values.
-        bias: Bias that broadcasts to (..., N, M), added to the products before the softmax, -inf for keys that a query
-            must not attend to; None for no bias.
-        scale: Factor of the products of queries and keys.
-        fused: Whether the fused kernel may be used, if it is faster.
-        drop: Dropout module through which explicit weights pass.
-
-    Returns:
-        (..., N, e) weighted sums of the values.
+    Queries are (..., N, d), keys (..., M, d) and values (..., M, e). The bias broadcasts to (..., N, M) and is -inf for
+    keys that a query must not attend to. With `fused`, the fused kernel is used if it is faster; otherwise, the weights
+    pass through `drop`.
     """
     if fused and is_fused_faster(query, bias):
         dropout = drop.p if drop.training else 0.0
@@ -34,6 +31,26 @@ def attend(
     weights = (query * scale) @ key.transpose(-2, -1)
     weights = weights if bias is None else add_bias(weights, bias)
     return drop(weights.softmax(-1)).to(value.dtype) @ value
+
+
+def cached_on_device(compute: Callable[..., T]) -> Callable[..., T]:
+    """Cache the tensors that a function computes from sizes and, as the last argument, a device.
+
+    The returned function gets a tensor on the device instead of the device. All models of the process share the results
+    for the most recent sizes. Results for compiled code or for another type of tensor are not cached, since they cannot
+    be used elsewhere.
+    """
+    # Tensors made in inference mode could not be used in training.
+    cached = lru_cache(maxsize=64)(torch.inference_mode(False)(compute))
+
+    @wraps(compute)
+    def cached_or_new(*arguments: Any) -> T:
+        *sizes, like = arguments
+        can_cache = not torch.compiler.is_compiling() and type(like) in (Tensor, nn.Parameter)
+        return (cached if can_cache else compute)(*sizes, like.device)
+
+    cached_or_new.cache = cached  # type: ignore[attr-defined]
+    return cached_or_new
 
 
 def add_bias(weights: Tensor, bias: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 timm repeats this code in each of its models (see `timm.models.vision_transformer`); the behaviour is the same here.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -15,17 +16,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 Indices = int | Sequence[int] | None
 DEIT_CROP_RATIO = 224 / 256  # side of the centre crop divided by the resized side, in DeiT's code and code based on it
+PAPERS: dict[str, str] = {}  # source of each registered model, for the table of models
 IMAGENET_STATISTICS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
 def make_default_cfg(first_conv: str, classifier: str | tuple[str, ...] = "head", **changes: Any) -> dict[str, Any]:
     """Return timm's configuration of a model without published weights, for `generate_default_cfgs`.
 
-    Args:
-        first_conv: Dotted name of the first layer, whose input is the image.
-        classifier: Dotted names of the layers whose outputs are the logits.
-        changes: Entries whose values differ from the defaults, such as `input_size=(3, 32, 32)`, or
-            `fixed_input_size=True` for models that need `img_size` when they are built.
+    `first_conv` is the dotted name of the layer whose input is the image, `classifier` those of the layers whose
+    outputs are the logits. Models that need `img_size` when they are built have `fixed_input_size=True`.
     """
     return {
         "url": "",
@@ -45,60 +44,50 @@ def make_default_cfg(first_conv: str, classifier: str | tuple[str, ...] = "head"
 
 def register_variants(
     module: str,
-    model_class: type[nn.Module],
+    paper: str,
+    model_class: Callable[..., nn.Module],
     variants: Mapping[str, Mapping[str, Any]],
     filter_fn: Callable[..., Any] | None = None,
     out_indices: int | Sequence[int] = (0, 1, 2, 3),
     changes: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda arguments: {},
 ) -> None:
-    """Register the variants of a model family with timm.
-
-    This avoids writing a function for each variant, which `register_model` would need.
+    """Register the variants of a model family with timm, without a function for each variant.
 
     Args:
         module: `__name__` of the family's module, whose `default_cfgs` are the configurations of the variants.
-        model_class: Class of the models.
+        paper: Source of the variants, for the table of models.
+        model_class: Class of the models, or a function that builds a model.
         variants: Constructor arguments of each variant, by name; the user's arguments take precedence.
         filter_fn: Function that converts checkpoints of the family (timm's `checkpoint_filter_fn`).
         out_indices: Indices of the levels that `features_only` returns, or n for the last n (3 in timm's ViT).
         changes: Function from the constructor arguments to changes of the configuration.
     """
+
+    def make_builder(name: str, settings: Mapping[str, Any]) -> Callable[..., nn.Module]:
+        def build(pretrained: bool = False, **overrides: Any) -> nn.Module:
+            arguments = {**settings, **overrides}
+            overlay = {**(arguments.pop("pretrained_cfg_overlay", None) or {}), **changes(arguments)}
+            return build_model_with_cfg(
+                model_class,
+                name,
+                pretrained,
+                pretrained_cfg_overlay=overlay,
+                pretrained_filter_fn=filter_fn,
+                # A new dictionary for each model, since timm removes entries.
+                feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
+                **arguments,
+            )
+
+        build.__module__, build.__name__, build.__qualname__ = module, name, name
+        return build
+
     for name, settings in variants.items():
-        register_model(_variant_builder(module, name, model_class, settings, filter_fn, out_indices, changes))
-
-
-def _variant_builder(
-    module: str,
-    name: str,
-    model_class: type[nn.Module],
-    settings: Mapping[str, Any],
-    filter_fn: Callable[..., Any] | None,
-    out_indices: int | Sequence[int],
-    changes: Callable[[Mapping[str, Any]], dict[str, Any]],
-) -> Callable[..., nn.Module]:
-    def build(pretrained: bool = False, **overrides: Any) -> nn.Module:
-        arguments = {**settings, **overrides}
-        overlay = {**(arguments.pop("pretrained_cfg_overlay", None) or {}), **changes(arguments)}
-        return build_model_with_cfg(
-            model_class,
-            name,
-            pretrained,
-            pretrained_cfg_overlay=overlay,
-            pretrained_filter_fn=filter_fn,
-            # A new dictionary for each model, since timm removes entries.
-            feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
-            **arguments,
-        )
-
-    build.__module__, build.__name__, build.__qualname__ = module, name, name
-    return build
+        register_model(make_builder(name, settings))
+        PAPERS[name] = paper
 
 
 def take_indices(count: int, indices: Indices) -> list[int]:
-    """Return the indices of the selected levels from 0 to `count` - 1.
-
-    `indices` is None for all levels, an integer n for the last n, or a list, in which negative indices count from the
-    end.
+    """Return the indices of the selected levels: all for None, the last n for an integer n, or those of a list.
 
     Example:
         >>> take_indices(4, None), take_indices(4, 2), take_indices(4, [0, -1])
@@ -117,16 +106,7 @@ def take_indices(count: int, indices: Indices) -> list[int]:
 
 
 class ModelWithClassifier(nn.Module):
-    """The base class of models with a classifier: pooling, dropout (`head_drop`) and a linear layer (`head`).
-
-    Attributes:
-        num_classes: Number of classes; 0 for no classifier.
-        in_chans: Number of channels of the images.
-        num_features: Number of channels of the output of `forward_features`.
-        head_hidden_size: Number of channels before the classifier.
-        global_pool: How tokens are pooled, one of `pools`; "" for no pooling.
-        grad_checkpointing: Whether blocks are computed again in the backward pass to save memory.
-    """
+    """The base class of models with a classifier: pooling, dropout (`head_drop`) and a linear layer (`head`)."""
 
     pools: tuple[str, ...] = ("avg", "")  # allowed values of `global_pool`
     # Name of the attribute with the modules whose outputs are intermediate features.
@@ -162,11 +142,7 @@ class ModelWithClassifier(nn.Module):
     def prune_intermediate_layers(
         self, indices: Indices = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Remove blocks or stages after the last requested level, and optionally the final norm and the classifier.
-
-        Returns:
-            The indices of the requested levels.
-        """
+        """Remove what follows the last requested level; return the indices of the requested levels."""
         modules = getattr(self, self.level_modules)
         selected = take_indices(len(modules), indices)
         setattr(self, self.level_modules, modules[: max(selected) + 1])
@@ -235,6 +211,15 @@ def match_model(model: nn.Module, new_module: nn.Module) -> nn.Module:
     return moved.train(model.training)
 
 
+def rename(name: str, rules: Iterable[tuple[str, str]]) -> str:
+    """Apply the first matching pair of a regular expression for the beginning of a name and its replacement."""
+    for pattern, replacement in rules:
+        renamed, count = re.subn(rf"^(?:{pattern})", replacement, name)
+        if count:
+            return renamed
+    return name
+
+
 def to_map(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
     """Convert tokens (B, H * W, C), row by row, to a contiguous map (B, C, H, W)."""
     batch, _, channels = tokens.shape
@@ -246,16 +231,6 @@ def to_tokens(cells: Tensor) -> Tensor:
     return cells.flatten(2).transpose(1, 2)
 
 
-class _CheckpointContexts:
-    """Returns the contexts of a gradient checkpoint's two forward passes: a null context and `unchanged_statistics`."""
-
-    def __init__(self, norms: Sequence[_BatchNorm]) -> None:
-        self.norms = norms
-
-    def __call__(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), unchanged_statistics(self.norms)
-
-
 def recompute(block: nn.Module, *arguments: Any) -> Any:
     """Run a block with gradient checkpointing, which computes activations again in the backward pass to save memory.
 
@@ -265,7 +240,11 @@ def recompute(block: nn.Module, *arguments: Any) -> Any:
     norms = [module for module in block.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms or torch.compiler.is_compiling():
         return checkpoint(block, *arguments)
-    return checkpoint(block, *arguments, use_reentrant=False, context_fn=_CheckpointContexts(norms))
+
+    def contexts_of_both_passes() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), unchanged_statistics(norms)
+
+    return checkpoint(block, *arguments, use_reentrant=False, context_fn=contexts_of_both_passes)
 
 
 @contextmanager

@@ -26,19 +26,16 @@ def uses_antialiasing(model: nn.Module) -> bool:
 def resample_positions(
     table: Tensor, old_grid: Size, new_grid: Size, prefix: int = 1, antialias: bool = False
 ) -> Tensor:
-    """Resample a position embedding to another grid; the entries of prefix tokens are not changed.
-
-    Args:
-        table: (1, P + H * W, C) position embedding: entries of P prefix tokens, then entries of the grid row by row.
-        old_grid: (rows, columns) of the table's grid.
-        new_grid: (rows, columns) of the new grid.
-        prefix: Number P of prefix tokens.
-        antialias: Whether to resample with antialiasing, see `uses_antialiasing`.
-
-    Returns:
-        The resampled (1, P + rows * columns, C) position embedding.
-    """
+    """Resample a position embedding (1, P + H * W, C) to another grid; the entries of P prefix tokens do not change."""
     return resample_abs_pos_embed(table, list(new_grid), list(old_grid), num_prefix_tokens=prefix, antialias=antialias)
+
+
+def resample_parameter(positions: nn.Parameter, old_grid: Size, new_grid: Size, prefix: int = 1) -> nn.Parameter:
+    """Return a model's position embedding for another grid; the same parameter if the grid is the same."""
+    if old_grid == new_grid:
+        return positions
+    table = resample_positions(positions.detach(), old_grid, new_grid, prefix)
+    return nn.Parameter(table.clone(), requires_grad=positions.requires_grad)
 
 
 def resample_map(table: Tensor, new_grid: Size, antialias: bool) -> Tensor:
@@ -50,11 +47,7 @@ def fit_position_embedding(state: Mapping[str, Tensor], model_table: Tensor, gri
     """Return a state dict in which the position embedding "pos_embed" is resampled from a square grid to the model's.
 
     The embedding is not changed if it has the model's shape or does not belong to a square grid with a class token.
-
-    Args:
-        state: Tensors by name.
-        model_table: (1, 1 + H * W, C) position embedding of the model.
-        grid: (rows, columns) of the model's grid.
+    `model_table` is the model's position embedding (1, 1 + H * W, C) for the grid (H, W).
     """
     table = state.get("pos_embed")
     if table is None or table.ndim != 3 or table.shape[1] < 2 or table.shape == model_table.shape:

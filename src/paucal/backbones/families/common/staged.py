@@ -1,5 +1,6 @@
 """The base class of backbones whose grids get coarser from stage to stage: CvT and ViL."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -12,11 +13,8 @@ class StagedBackbone(ModelWithClassifier):
     """A sequence of stages, a final norm, and a classifier on the mean of the last map or on the class token.
 
     A stage gets a map (B, C, H, W) and returns a pair: a map, and prefix tokens (B, P, C) or None. Prefix tokens are
-    dropped after their stage, except in the last stage, where they go through the final norm.
-
-    Attributes:
-        num_prefix_tokens: Number of prefix tokens of the last stage.
-        stages: The stages, each with the submodules `embed` (the patch embedding) and `blocks`.
+    dropped after their stage, except in the last stage, where they go through the final norm. Stages have the
+    submodules `embed` (the patch embedding) and `blocks`.
     """
 
     level_modules = "stages"
@@ -40,8 +38,12 @@ class StagedBackbone(ModelWithClassifier):
             for index, (width, reduction) in enumerate(zip(widths, reductions, strict=True))
         ]
 
+    def require_size(self, size: Sequence[int]) -> None:
+        """Raise a ValueError if images with this (height, width) in pixels are not supported."""
+
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the normalised map (B, C, H, W) of the last stage; with prefix tokens, tokens (B, P + H * W, C)."""
+        self.require_size(x.shape[2:])
         prefix = None
         for stage in self.stages:
             x, prefix = stage(x)
@@ -62,22 +64,14 @@ class StagedBackbone(ModelWithClassifier):
         output_fmt: Literal["NCHW"] = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Return the map of each stage, as timm's staged models do.
+        """Return the map of each stage, with timm's arguments and results, as its staged models do.
 
-        Args:
-            x: Images (B, in_chans, H, W).
-            indices: Indices of stages, an integer n for the last n stages, or None for all stages.
-            norm: Whether to apply the final norm to the last stage's map.
-            stop_early: Whether to skip stages after the last requested stage.
-            output_fmt: Format of the maps, only "NCHW".
-            intermediates_only: Whether to return the maps without the final features.
-
-        Returns:
-            A pair of the final features and a list of maps (B, C, H, W), or only the list. The final norm is applied to
-            the final features if the last stage was computed.
+        `norm` applies the final norm to the last stage's map. The final features are normalised if the last stage was
+        computed.
         """
         if output_fmt != "NCHW":
             raise ValueError(f"output_fmt is {output_fmt!r}, but only 'NCHW' is supported")
+        self.require_size(x.shape[2:])
         selected, last = take_indices(len(self.stages), indices), len(self.feature_info) - 1
         outputs, prefix, index = {}, None, 0
         for index, stage in enumerate(self.stages[: max(selected) + 1] if stop_early else self.stages):

@@ -20,16 +20,19 @@ def require_valid_sizes(embed_dim: int, depth: int, num_heads: int, mlp_ratio: f
         )
 
 
+def require_whole_patches(size: Grid, patch: int) -> None:
+    """Raise a ValueError if the sides of images in pixels are not multiples of the side of a patch."""
+    if min(size) < 1 or size[0] % patch or size[1] % patch:
+        raise ValueError(
+            f"images have {size[0]}x{size[1]} pixels; both sides must be multiples of the patch of {patch} pixels"
+        )
+
+
 class TokenBackbone(ModelWithClassifier):
     """A backbone with `embed`, `blocks` and `norm`, and a classifier on the class token or the mean patch token.
 
     Subclasses define `embed`, and set `norm` and `blocks`, which are called with tokens and their grid. They override
-    `run_block` if timm's gradient checkpointing would give wrong results.
-
-    Attributes:
-        embed_dim: Number of channels of the tokens.
-        num_prefix_tokens: Number of tokens before the patch tokens.
-        reduction: Stride of the grid in pixels.
+    `run_block` if timm's gradient checkpointing would give wrong results. `reduction` is the grid's stride in pixels.
     """
 
     pools = ("token", "avg", "")
@@ -88,20 +91,7 @@ class TokenBackbone(ModelWithClassifier):
         output_fmt: Literal["NCHW", "NLC"] = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Return the outputs of blocks, as timm's transformers do.
-
-        Args:
-            x: Images (B, in_chans, H, W).
-            indices: Indices of blocks, an integer n for the last n blocks, or None for all blocks.
-            return_prefix_tokens: Whether to return (map, prefix tokens) pairs instead of maps.
-            norm: Whether to apply the final norm to each output.
-            stop_early: Whether to skip blocks after the last requested block.
-            output_fmt: "NCHW" for maps (B, C, H, W), "NLC" for tokens (B, H * W, C).
-            intermediates_only: Whether to return the outputs of blocks without the final features.
-
-        Returns:
-            A pair of the final features and a list of the outputs of blocks, or only the list.
-        """
+        """Return the outputs of blocks, with timm's arguments and results, as its transformers do."""
         selected = take_indices(len(self.blocks), indices)
         x, grid = self.embed(x)
         outputs = {}
