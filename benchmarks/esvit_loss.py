@@ -22,7 +22,7 @@ from torch import Tensor
 
 from measuring import interleaved, ratio, store, surroundings
 from paucal.losses import EsvitTask, Targets, esvit_loss, region_targets, view_targets
-from paucal.objectives.projection_head import ProjectionHead
+from paucal.objectives.distilled_network import ProjectionHead
 from plain.esvit_loss import PlainHead, plain_losses
 
 PROTOTYPES, DIM, COUNTS = 65536, 768, [49, 49, *[9] * 8]

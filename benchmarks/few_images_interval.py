@@ -21,7 +21,7 @@ from few_shot import drawn
 from few_shot_features import NETWORKS, features
 from measuring import store, surroundings
 from paucal.metrics.intervals import cross_validated
-from paucal.tasks.classification.auto_tune.head_race import compare_heads
+from paucal.tasks.classification.auto_tune.heads import compare_heads
 
 MOST = 10_000  # images of a class in a part: all of them
 TRUTHS = ("all other images", "all other images, classes alike")

@@ -26,8 +26,7 @@ from few_shot_features import NETWORKS, features
 from measuring import store, surroundings
 from paucal.backbones.stage_classifier import N_STAGES
 from paucal.evaluation.protocols.classifier import LinearClassifier
-from paucal.tasks.classification.auto_tune.head_race import compare_heads
-from paucal.tasks.classification.auto_tune.heads import HEADS, fit_gaussian, fit_mixture
+from paucal.tasks.classification.auto_tune.heads import HEADS, compare_heads, fit_gaussian, fit_mixture
 from paucal.tasks.classification.auto_tune.probe import FitHead, Head, fit_head, fit_logistic_regression, standardise
 
 TODAY, RACE = "today", "race"

@@ -26,7 +26,7 @@ from few_shot_features import BATCH, NETWORKS, chosen_rows, frozen_network
 from measuring import store, surroundings
 from paucal.data.sources.opening import open_images
 from paucal.models.features import StageClassifierInputExtractor
-from paucal.tasks.classification.auto_tune.head_race import compare_heads
+from paucal.tasks.classification.auto_tune.heads import compare_heads
 from paucal.tasks.classification.auto_tune.probe import Head, fit_head
 from paucal.types import FeatureRequest
 

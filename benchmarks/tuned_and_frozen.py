@@ -30,8 +30,7 @@ from paucal.runner.resuming import stored_settings
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
 from paucal.tasks.classification.auto_tune.first_model import classifier_in_features, compute_frozen_features
-from paucal.tasks.classification.auto_tune.head_race import compare_heads
-from paucal.tasks.classification.auto_tune.heads import HEADS, fit_mixture
+from paucal.tasks.classification.auto_tune.heads import HEADS, compare_heads, fit_mixture
 from paucal.tasks.classification.auto_tune.probe import Head, fit_head
 
 Pair = tuple[Tensor, Tensor]  # logits of the validation images and of unseen ones

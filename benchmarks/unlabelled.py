@@ -36,7 +36,7 @@ from labelling import parts
 from measuring import store, surroundings
 from paucal.backbones.stage_classifier import N_STAGES
 from paucal.evaluation.familiarity import fit_familiarity
-from paucal.tasks.classification.auto_tune.head_race import compare_heads
+from paucal.tasks.classification.auto_tune.heads import compare_heads
 from paucal.tasks.classification.auto_tune.probe import Head, fit_head
 from paucal.tasks.classification.auto_tune.unlabelled_head import (
     GAUSSIAN_HEAD,

@@ -41,7 +41,7 @@ from paucal.data.views.transforms import TrainTransform, ViewTransform
 from paucal.losses.diet import diet_loss
 from paucal.losses.lejepa import unit_directions
 from paucal.losses.visreg import visreg_loss
-from paucal.tasks.classification.auto_tune.head_race import HeadComparison, compare_heads
+from paucal.tasks.classification.auto_tune.heads import HeadComparison, compare_heads
 from paucal.tasks.classification.auto_tune.probe import fit_head
 from paucal.tasks.classification.auto_tune.unlabelled_head import (
     GAUSSIAN_HEAD,

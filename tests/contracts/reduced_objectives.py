@@ -5,8 +5,7 @@ import torch
 from contracts import toys
 from paucal.backbones import BackboneSpec
 from paucal.objectives import DrLoc, Objective, SelfDistillation, SelfDistillationOptions, Supervised, TokenLabeling
-from paucal.objectives.distillation import Distillation
-from paucal.objectives.locality_guidance import LocalityGuidance
+from paucal.objectives.guided import Distillation, LocalityGuidance
 from paucal.types import Batch, Crops, Progress
 
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2}

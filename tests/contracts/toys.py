@@ -25,9 +25,7 @@ from paucal.data.views.transforms import TrainTransform
 from paucal.distributed import all_reduce_mean, rank, world_size
 from paucal.losses.visreg import WEIGHT
 from paucal.objectives import Objective, SelfDistillation, SelfDistillationOptions
-from paucal.objectives.diet import Diet
-from paucal.objectives.lejepa import LeJepa, LeJepaOptions
-from paucal.objectives.visreg import VisReg
+from paucal.objectives.one_network import Diet, LeJepa, LeJepaOptions, VisReg
 from paucal.runs import RunFolder
 from paucal.training import (
     CosineWarmup,

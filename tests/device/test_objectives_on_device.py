@@ -55,7 +55,7 @@ def same_directions(monkeypatch) -> None:
         here = torch.Generator().manual_seed(generator.initial_seed())
         return unit_directions(dim, count, here).to(generator.device, non_blocking=True)
 
-    monkeypatch.setattr("paucal.objectives.lejepa.unit_directions", drawn)
+    monkeypatch.setattr("paucal.objectives.one_network.unit_directions", drawn)
 
 
 @every

@@ -15,7 +15,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils import estimator_checks
 
 from paucal import ImageClassifier, ImageEmbedder
-from paucal.estimators.inputs import list_images, name_classes
+from paucal.estimators.classifier import name_classes
+from paucal.estimators.fitted import list_images
 from paucal.verbs.check.labels import find_local_weights
 
 SMALL = {"model_args": ["depth=1"], "mixup": 0, "cutmix": 0, "rand_augment": "none", "erase": 0, "lr": 5e-3}

@@ -27,8 +27,8 @@ from paucal.losses import (
 from paucal.losses.label_targets import map_targets
 from paucal.losses.token_labeling import class_loss, dense_loss, soft_cross_entropy
 from paucal.objectives import Supervised
-from paucal.objectives.distillation_health import task_health
-from paucal.objectives.projection_head import ProjectionHead
+from paucal.objectives.distilled_network import ProjectionHead
+from paucal.objectives.self_distillation import task_health
 from paucal.types import Batch, Features, Progress
 
 HALF = (torch.bfloat16, torch.float16)

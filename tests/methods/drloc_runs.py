@@ -8,8 +8,8 @@ from paucal.methods.training import build_objective
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives import DrLoc
-from paucal.objectives.drloc_head import LocalizationHead
-from paucal.objectives.one_backbone import ClassifierObjective
+from paucal.objectives.drloc import LocalizationHead
+from paucal.objectives.supervised import ClassifierObjective
 from paucal.rules.resolve import DataAndMachine, backbone_spec
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import Batch, Progress

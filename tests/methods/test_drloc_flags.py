@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from methods.drloc_runs import SAID, SIDES, built, heads_of, images, seen_by_heads, settings_of
 from paucal.methods.training_settings import DrLocSettings, TrainSettings
-from paucal.objectives.drloc_options import PRESETS, DrLocOptions
+from paucal.objectives.drloc import PRESETS, DrLocOptions
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import Batch, FeatureRequest, Progress, UserError
 

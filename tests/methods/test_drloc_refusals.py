@@ -8,7 +8,7 @@ from methods.drloc_runs import settings_of
 from paucal.losses.drloc import Mode, Pool
 from paucal.losses.drloc_targets import ClassSet, Scale
 from paucal.methods.training_settings import DrLocSettings
-from paucal.objectives.drloc_options import DrLocOptions, Schedule
+from paucal.objectives.drloc import DrLocOptions, Schedule
 from paucal.types import Level, UserError
 
 

@@ -7,7 +7,7 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from paucal.backbones.spec import BackboneSpec
 from paucal.objectives import Supervised
-from paucal.tasks.classification.balance import balanced_class_weights, positive_weights
+from paucal.tasks.classification.checks import balanced_class_weights, positive_weights
 from paucal.types import Batch, Progress
 
 PROGRESS = Progress(0, 10, 5)

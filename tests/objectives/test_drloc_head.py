@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from paucal.backbones.empty_models import meta_device
 from paucal.losses import DrLocReading, class_counts, drloc_loss, sample_pairs
-from paucal.objectives.drloc_head import LocalizationHead
+from paucal.objectives.drloc import LocalizationHead
 from rounding import exact_and_bound, require_within
 from vectors.drloc_inputs import TOLERANCE, expected, recorded_grid, recorded_pairs
 from vectors.fill import fill

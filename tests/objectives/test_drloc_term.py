@@ -7,8 +7,7 @@ from torch import nn
 from paucal.backbones import BackboneSpec
 from paucal.losses import drloc_chance_level
 from paucal.objectives import Supervised, drloc
-from paucal.objectives.drloc import DrLoc
-from paucal.objectives.drloc_options import PRESETS, DrLocOptions, default_weight, preset_options
+from paucal.objectives.drloc import PRESETS, DrLoc, DrLocOptions, default_weight
 from paucal.types import Batch, FeatureRequest, Features, Progress, UserError
 from vectors.drloc_inputs import VECTORS
 
@@ -241,7 +240,8 @@ def test_presets__follow_the_backbone(preset, name, weight, pool, norm):
 
 def test_presets__paper_is_the_default_and_overrides_win():
     assert PRESETS["paper"] == DrLocOptions()
-    options = preset_options("reference", model_name="vit_base_patch16_224", pool="paper", weight=2.0)
+    overrides = {"pool": "paper", "weight": 2.0}
+    options = DrLoc.from_preset("reference", [6], [(7, 7)], model_name="vit_base_patch16_224", **overrides).options
     assert (options.pool, options.weight, options.scale) == ("paper", 2.0, "none")
 
 
@@ -270,12 +270,12 @@ def test_presets__reference_loss_is_seven_times_that_of_the_paper():
 )
 def test_options__refuse_what_makes_no_sense(options, message):
     with pytest.raises(UserError, match=message):
-        preset_options("paper", **options)
+        DrLoc.from_preset("paper", [6], [(7, 7)], **options)
 
 
 def test_presets__refuse_an_unknown_name():
     with pytest.raises(UserError, match="'published'; the presets are paper, reference"):
-        preset_options("published")
+        DrLoc.from_preset("published", [6], [(7, 7)])
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import torch
 from contracts import toys
 from paucal.backbones import BackboneSpec
 from paucal.losses.lejepa import lejepa_loss, unit_directions
-from paucal.objectives.lejepa import LeJepa, LeJepaOptions
-from paucal.objectives.random_streams import derive_seed
+from paucal.objectives.base import derive_seed
+from paucal.objectives.one_network import LeJepa, LeJepaOptions
 from paucal.types import Batch, Crops, Progress
 
 NOW = Progress(0, 10, 5)

@@ -8,11 +8,9 @@ from paucal.backbones import BackboneSpec
 from paucal.losses.diet import diet_loss
 from paucal.losses.lejepa import unit_directions
 from paucal.losses.visreg import visreg_loss
-from paucal.objectives.diet import Diet
+from paucal.objectives.base import derive_seed
 from paucal.objectives.finetuning import FineTuning
-from paucal.objectives.lejepa import LeJepa, LeJepaOptions
-from paucal.objectives.random_streams import derive_seed
-from paucal.objectives.visreg import VisReg
+from paucal.objectives.one_network import Diet, LeJepa, LeJepaOptions, VisReg
 from paucal.types import Batch, Crops, Progress
 
 NOW = Progress(0, 10, 5)

@@ -12,10 +12,8 @@ import torch
 from paucal.backbones import BackboneSpec
 from paucal.losses import view_targets
 from paucal.objectives import SelfDistillation, SelfDistillationOptions
-from paucal.objectives.crop_mixing import mix_crops, mix_targets
-from paucal.objectives.distilled_network import group_by_size
-from paucal.objectives.projection_head import ProjectionHead
-from paucal.objectives.self_distillation import clip_each_gradient, compute_mean_score
+from paucal.objectives.distilled_network import ProjectionHead, group_by_size
+from paucal.objectives.self_distillation import clip_each_gradient, compute_mean_score, mix_crops, mix_targets
 from paucal.training import Optimization, Plan, WarmupThenCosine
 from paucal.training.module import TrainingModule
 from paucal.types import Batch, Crops, Progress, UserError

@@ -13,8 +13,14 @@ from paucal.objectives import Supervised
 from paucal.objectives.finetuning import FineTuning
 from paucal.recipes.table import RECIPES
 from paucal.rules.resolve import DataAndMachine, InitialWeightsInfo, backbone_spec
-from paucal.tasks.classification.loaders import make_augmentation, make_preprocessing
-from paucal.tasks.classification.optimization import check_sync_bn, make_optimization, remarks_on_plan, training_plan
+from paucal.tasks.classification.trainer_inputs import (
+    check_sync_bn,
+    make_augmentation,
+    make_optimization,
+    make_preprocessing,
+    remarks_on_plan,
+    training_plan,
+)
 from paucal.training.module import parameter_groups
 from paucal.types import UserError
 

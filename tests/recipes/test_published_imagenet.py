@@ -7,8 +7,7 @@ from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training import with_recipe
 from paucal.methods.training_settings import TrainSettings
 from paucal.rules.resolve import DataAndMachine
-from paucal.tasks.classification.loaders import make_preprocessing
-from paucal.tasks.classification.optimization import make_optimization, training_plan
+from paucal.tasks.classification.trainer_inputs import make_optimization, make_preprocessing, training_plan
 
 IMAGENET = DataAndMachine(n_train=1_281_167, n_classes=1000, median_side=400, cores=8)
 

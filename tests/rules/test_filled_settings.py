@@ -9,7 +9,7 @@ from paucal.methods.training import resolve_training
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives.finetuning import FineTuning
 from paucal.rules.resolve import DataAndMachine, InitialWeightsInfo, resolve
-from paucal.tasks.classification.loaders import make_augmentation
+from paucal.tasks.classification.trainer_inputs import make_augmentation
 from paucal.tasks.segmentation.rules import RULES
 from paucal.tasks.segmentation.settings import SegmentSettings
 

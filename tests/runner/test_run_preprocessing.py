@@ -21,7 +21,7 @@ from paucal.runner.console import SilentConsole
 from paucal.runner.images import normalisation
 from paucal.runner.life import begin, resume
 from paucal.tasks.classification.job import TrainingJob
-from paucal.tasks.classification.loaders import make_preprocessing
+from paucal.tasks.classification.trainer_inputs import make_preprocessing
 
 OWN = Normalisation((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
 START = WeightsPreprocessing(0.95, "bilinear", (0.5, 0.5, 0.5), (0.3, 0.3, 0.3))

@@ -10,8 +10,18 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, column_or_1d
 
-from paucal.estimators.fitted import TrainedEstimator
-from paucal.estimators.inputs import Images, list_images, name_classes, reorder_columns
+from paucal.data.classes import plain_if_distinct
+from paucal.data.sources.labels import is_missing
+from paucal.estimators.fitted import Images, TrainedEstimator, list_images
+
+
+def name_classes(classes: NDArray[Any]) -> list[str]:
+    """Return a name for each class: the class as text, or "class_0", "class_1", ... if a table would change a name."""
+    names = [str(name) for name in classes]
+    is_plain = list(plain_if_distinct(names)) == names and not any(is_missing(name) for name in names)
+    if is_plain and len({name.strip() for name in names}) == len(names) and all(name == name.strip() for name in names):
+        return names
+    return [f"class_{number}" for number in range(len(names))]
 
 
 class ImageClassifier(ClassifierMixin, TrainedEstimator):
@@ -104,8 +114,9 @@ class ImageClassifier(ClassifierMixin, TrainedEstimator):
 
     def predict_proba(self, X: Images) -> NDArray[np.float64]:
         """Return the (N, K) class probabilities in the order of `classes_`."""
-        probabilities = [prediction.shares.numpy() for prediction in self._predict_all(X)]
-        return reorder_columns(probabilities, self._network().classes, name_classes(self.classes_))
+        probabilities = np.stack([prediction.shares.numpy() for prediction in self._predict_all(X)])
+        model_classes = list(self._network().classes)
+        return probabilities[:, [model_classes.index(name) for name in name_classes(self.classes_)]].astype(np.float64)
 
     def predict(self, X: Images) -> NDArray[Any]:
         """Return the (N,) most probable classes."""

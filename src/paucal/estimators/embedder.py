@@ -5,8 +5,7 @@ from typing import Any, Self
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import Tags
 
-from paucal.estimators.fitted import ImageEstimator
-from paucal.estimators.inputs import Images, list_images
+from paucal.estimators.fitted import ImageEstimator, Images, list_images
 from paucal.models.named import open_named
 from paucal.models.trained import TrainedModel
 from paucal.runner.starts import WEIGHTS_HELP

@@ -1,25 +1,65 @@
-"""Base classes of paucal's estimators: one loads a trained network on first use, the other also trains a network."""
+"""Base classes of paucal's estimators, one of which also trains, and the conversion of the images that they take."""
 
+import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, TransformerTags, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from paucal.estimators.inputs import EXPECTED_IMAGES, Images, list_images
+from paucal.data.arguments import ImageInMemory
 from paucal.models.trained import TrainedModel, load_trained
-from paucal.runner.frames import store_columns
+from paucal.runner.frames import columns_of, is_frame, store_columns
 from paucal.runs.folder import create_next_numbered
 from paucal.tasks.train import train
 from paucal.verbs.predict.launch import predict
 
 MIN_TEST_FRACTION = 1e-6  # `train` rounds this fraction up to one test image, or one test image per class
 NOT_SETTINGS = ("random_state", "runs", "settings")  # estimator parameters that are not settings of `paucal.train`
+Images = Any  # a sequence of paths, PIL images or uint8 arrays, one uint8 array of all images, or a one-column table
+EXPECTED_IMAGES = (
+    "expected paths, PIL images, or uint8 arrays of (height, width) or (height, width, channels): a list, an array of "
+    "(images, height, width[, channels]), or a table with one column"
+)
+
+
+def list_images(images: Images) -> list[str | ImageInMemory]:
+    """Convert X to a list of paths, PIL images and uint8 arrays."""
+    if isinstance(images, str | os.PathLike | Image.Image):
+        raise ValueError(f"X is a single image, {EXPECTED_IMAGES}.")
+    items = [os.fspath(image) if isinstance(image, os.PathLike) else image for image in _iterate_images(images)]
+    if not items:
+        raise ValueError("X has no images (0 samples), at least 1 is required.")
+    for index, image in enumerate(items):
+        is_array = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim in (2, 3)
+        if not is_array and not isinstance(image, str | Image.Image):
+            actual = f"an array of {image.shape} {image.dtype}" if isinstance(image, np.ndarray) else repr(type(image))
+            raise ValueError(f"X[{index}] is {actual}, {EXPECTED_IMAGES}.")
+    return items
+
+
+def _iterate_images(images: Images) -> Iterable[Any]:
+    if is_frame(images) and hasattr(images, "columns"):
+        columns = columns_of(images)
+        if len(columns) != 1:
+            raise ValueError(
+                f"X has the columns {', '.join(columns)}, expected one column: select the column of images."
+            )
+        return next(iter(columns.values()))
+    if isinstance(images, np.ndarray) and images.dtype.kind in "OUS" and images.ndim == 2 and images.shape[1] == 1:
+        return images[:, 0]  # ColumnTransformer passes a single column in this form
+    if hasattr(images, "tocsr"):
+        raise ValueError(f"X is a sparse matrix, and sparse input is not supported: {EXPECTED_IMAGES}.")
+    is_scalar = isinstance(images, bytes) or (isinstance(images, np.ndarray) and images.ndim == 0)
+    if is_scalar or not isinstance(images, Iterable):
+        raise ValueError(f"X is of the type {type(images).__name__}, {EXPECTED_IMAGES}.")
+    return images
 
 
 class ImageEstimator(BaseEstimator):

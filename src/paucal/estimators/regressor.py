@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_array, check_consistent_length, column_or_1d
 
-from paucal.estimators.fitted import TrainedEstimator
-from paucal.estimators.inputs import Images, list_images
+from paucal.estimators.fitted import Images, TrainedEstimator, list_images
 from paucal.tasks.regression.images import MIN_TARGETS
 
 

@@ -1,7 +1,5 @@
 """A figure of label maps over their images."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from matplotlib import colormaps
@@ -21,15 +19,10 @@ MAX_OPACITY = 0.65  # opacity of the overlay at positions whose class has probab
 
 
 def draw_label_maps(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure:
-    """Draw each image twice: alone, and overlaid with its label map, with a colour for the most probable class.
+    """Draw `count` images twice: alone, and overlaid with the label map, with a colour for the most probable class.
 
-    The opacity is proportional to the probability. Regions that a map does not cover are not coloured.
-
-    Args:
-        images: Images with label maps, or a subset of the images of `maps`. If the images have classes, these must be
-            among the teacher's classes.
-        maps: Label maps of these images.
-        count: Number of images to draw, evenly spaced in the set.
+    The opacity is proportional to the probability. Regions that a map does not cover are not coloured. If the images
+    have classes, these must be among the teacher's classes.
     """
     ordered = images.with_classes(maps.facts.classes)
     mapped = np.flatnonzero([key in maps for key in ordered.keys])
@@ -37,7 +30,8 @@ def draw_label_maps(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure
     reader = maps.open_reader(ordered, positions)
     label_maps = [reader(int(position)) for position in positions]
     overlays = [most_likely_class(entry["values"], entry["indices"], len(ordered.classes)) for entry in label_maps]
-    shown_classes = _frequent_classes([classes for classes, _ in overlays])
+    numbers, counts = np.unique(np.concatenate([classes.ravel() for classes, _ in overlays]), return_counts=True)
+    shown_classes = sorted(numbers[np.argsort(-counts, kind="stable")[:COLOURED_CLASSES]].tolist())
     figure, panel_pairs = _new_panels(ordered, positions)
     for (image_panel, map_panel), position, entry, overlay in zip(
         panel_pairs, positions, label_maps, overlays, strict=True
@@ -63,10 +57,8 @@ def draw_label_maps(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure
 def most_likely_class(values: Tensor, indices: Tensor, classes: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the most probable class at each position of a label map, and its probability, as two (H, W) arrays.
 
-    Args:
-        values: (k, H, W) logits of the classes that the map stores; the logits of the other K - k classes are 0.
-        indices: (k, H, W) numbers of the classes that the map stores.
-        classes: Number of classes K.
+    `values` are the (k, H, W) logits of the stored classes, whose numbers are `indices`; the logits of the other K - k
+    of the K classes are 0.
     """
     logits = values.double()
     # In the softmax, n classes with logit 0 count like a single class with logit ln n. For n = 0, the logit is minus
@@ -88,11 +80,6 @@ def _new_panels(images: ImageSet, positions: NDArray[np.int64]) -> tuple[Figure,
     for panel in panels:
         panel.set_axis_off()
     return figure, [(panels[2 * number], panels[2 * number + 1]) for number in range(len(positions))]
-
-
-def _frequent_classes(maps: Sequence[NDArray[np.int64]]) -> list[int]:
-    numbers, counts = np.unique(np.concatenate([label_map.ravel() for label_map in maps]), return_counts=True)
-    return sorted(numbers[np.argsort(-counts, kind="stable")[:COLOURED_CLASSES]].tolist())
 
 
 def _map_colours(

@@ -56,11 +56,7 @@ def find_maps(images: ImageSet, folder: Path) -> tuple[NDArray[np.int64], list[P
 
 
 def read_map(path: Path, classes: int) -> tuple[Tensor, Tensor]:
-    """Read one published map.
-
-    Returns:
-        The k largest logits at each position, (k, H, W) float16, and the numbers of their classes, (k, H, W) int64.
-    """
+    """Read one published map: the k largest logits at each position, (k, H, W) float16, and their classes, int64."""
     tensor = _load_map(path)
     if tensor.ndim != 4 or tensor.shape[0] != 2 or not tensor.is_floating_point() or tensor.numel() == 0:
         dtype = str(tensor.dtype).removeprefix("torch.")

@@ -31,10 +31,8 @@ class DenseTeacher(nn.Module):
     model with an auxiliary head for tokens (LV-ViT), the auxiliary head is used. Source: Jiang et al. 2021, section
     3.1; the code of the paper does the same for convolutional networks and for LV-ViT.
 
-    Args:
-        model: Timm model in evaluation mode. Its convolutions are changed in place to channels-last layout, which is
-            faster on a CPU and gives the same outputs (benchmarks/token_labels.py).
-        image_size: (height, width) of the model's input in pixels.
+    The model must be in evaluation mode. Its convolutions are changed in place to channels-last layout, which is faster
+    on a CPU and gives the same outputs (benchmarks/token_labels.py).
     """
 
     def __init__(self, model: nn.Module, image_size: tuple[int, int]) -> None:
@@ -103,15 +101,11 @@ def _single_positions(final: Tensor, grid: tuple[int, int], prefix: int) -> Tens
 
 @dataclass(frozen=True)
 class TeacherAccuracy:
-    """Accuracies of a teacher on a labelled sample of some number of images, as fractions.
-
-    `map_accuracy` is the fraction of the images for which the mean of the map's logits is highest for the correct
-    class. This fraction measures the quality of the label maps.
-    """
+    """Accuracies of a teacher on a labelled sample of some number of images, as fractions."""
 
     images: int
     image_accuracy: float
-    map_accuracy: float
+    map_accuracy: float  # of the mean of the map's logits; measures the quality of the label maps
 
 
 @torch.inference_mode()
@@ -153,17 +147,11 @@ def write_maps(
 
 
 def largest_logits(maps: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """Return the `top` largest logits at each position, shifted so that the omitted logits count as 0, and the classes.
+    """Return the k = `top` largest of (B, K, H, W) logits, shifted so that the omitted logits count as 0, and classes.
 
     Readers of a map use the logit 0 for all omitted classes. Subtracting the logarithm of the mean exponential of the
-    omitted logits therefore preserves the teacher's probabilities. The published maps store unshifted logits.
-
-    Args:
-        maps: (B, K, H, W) logits.
-        top: Number k of classes to keep; all K classes if k is larger than K.
-
-    Returns:
-        The shifted logits, (B, k, H, W) float16, and the numbers of their classes, (B, k, H, W) int64.
+    omitted logits therefore preserves the teacher's probabilities. The published maps store unshifted logits. The
+    results are (B, k, H, W), float16 and int64.
     """
     maps = maps.float()
     values, indices = maps.topk(min(top, maps.shape[1]), 1)

@@ -8,7 +8,7 @@ from paucal.methods import lejepa
 from paucal.methods.contract import PretrainingMethod
 from paucal.methods.pretraining_settings import DietSettings
 from paucal.objectives.base import Objective
-from paucal.objectives.diet import Diet
+from paucal.objectives.one_network import Diet
 from paucal.rules.resolve import Choice, DataAndMachine, rules_by_name
 from paucal.types import Crops
 

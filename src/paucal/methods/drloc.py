@@ -10,7 +10,7 @@ from paucal.methods.contract import ExtraLoss, TrainingMethod
 from paucal.methods.supervised import build_supervised
 from paucal.methods.training_settings import DrLocSettings
 from paucal.objectives import DrLoc, Term, default_weight
-from paucal.objectives.drloc_options import PRESETS
+from paucal.objectives.drloc import PRESETS
 from paucal.rules.resolve import Choice, Shape, rules_by_name
 from paucal.settings.options import flag
 from paucal.types import FeatureRequest, UserError

@@ -16,10 +16,7 @@ from paucal.models.published import imagenet_classes, published_card
 from paucal.models.saved import read_card
 from paucal.models.trained import load_trained
 from paucal.objectives import LocalityGuidance, Term
-from paucal.objectives.distillation import WEIGHT as DISTILLATION_WEIGHT
-from paucal.objectives.distillation import Distillation
-from paucal.objectives.guided import GuidedTerm
-from paucal.objectives.locality_guidance import WEIGHT as LOCALITY_WEIGHT
+from paucal.objectives.guided import DISTILLATION_WEIGHT, GUIDANCE_WEIGHT, Distillation, GuidedTerm
 from paucal.rules.resolve import Choice, rules_by_name
 from paucal.runs import RunFolder, open_model_folder
 from paucal.settings.options import flag
@@ -122,7 +119,7 @@ DISTILLATION_LOSS = ExtraLoss(
 
 def guide_weight() -> Choice:
     """Choose the loss weight of the published code."""
-    return LOCALITY_WEIGHT, "as in the published code"
+    return GUIDANCE_WEIGHT, "as in the published code"
 
 
 def _build_locality_guidance(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term:

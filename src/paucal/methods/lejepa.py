@@ -16,8 +16,7 @@ from paucal.methods.contract import PretrainingMethod, Row, RunScale
 from paucal.methods.pretraining_settings import LeJepaSettings, VisRegSettings
 from paucal.objectives.base import Objective
 from paucal.objectives.finetuning import FineTuning
-from paucal.objectives.lejepa import LeJepa, LeJepaOptions
-from paucal.objectives.visreg import VisReg
+from paucal.objectives.one_network import LeJepa, LeJepaOptions, VisReg
 from paucal.rules import pretraining
 from paucal.rules.pretraining import PAPER_SIDE
 from paucal.rules.resolve import Choice, DataAndMachine, Shape, rules_by_name, supports_sides

@@ -12,7 +12,7 @@ from paucal.methods import drloc, guided, supervised, token_labeling
 from paucal.methods.contract import ExtraLoss, MethodOrLoss, RunImages, TrainingMethod, refuse_unused, unused_settings
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives import Objective
-from paucal.objectives.one_backbone import ClassifierObjective
+from paucal.objectives.supervised import ClassifierObjective
 from paucal.recipes.recipe import Recipe, fill_in, require_init
 from paucal.recipes.table import RECIPES
 from paucal.rules.resolve import DataAndMachine, resolve

@@ -167,7 +167,7 @@ class TrainScheduleSettings(ScheduleSettings):
 class DrLocSettings:
     """Options of DrLoc (Liu et al., NeurIPS 2021). `--drloc-preset` or a rule sets flags that are not given.
 
-    The allowed values are copied from `objectives.drloc_options`, whose import takes seconds; a test checks that the
+    The allowed values are copied from `objectives.drloc`, whose import takes seconds; a test checks that the
     two modules agree.
     """
 

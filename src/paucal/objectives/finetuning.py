@@ -16,12 +16,13 @@ Frozen modules are in evaluation mode, so that running statistics do not change 
 can stay in evaluation mode while its parameters are trained, as in DHVT's code (Lu et al., NeurIPS 2022).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import nn
 
+from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layers import (
     classifier_parameters,
     first_stage_parameters,
@@ -76,19 +77,14 @@ class BackboneTuner:
     `requires_grad=True`, but their gradients are set to None, so that the optimizer skips these parameters without
     weight decay and without changing their moments.
 
-    Args:
-        model: timm model; the constructor sets `requires_grad` of its frozen parameters.
-        options: Options of fine-tuning.
-        prefix: Prefix of the model's parameter names in the objective.
-        rate: Factor for the learning rate of the whole model; None if the model has the same learning rate as the
-            other parameters of the objective.
+    `prefix` is the prefix of the model's parameter names in the objective. `rate` is a factor for the learning rate of
+    the whole model; None if the model has the same learning rate as the other parameters of the objective.
     """
 
     def __init__(
         self, model: nn.Module, options: FineTuning, prefix: str = "backbone.model.", rate: float | None = None
     ) -> None:
-        self.options, self._prefix, self._rate = options, prefix, rate
-        self._model = model
+        self._model, self.options, self._prefix, self._rate = model, options, prefix, rate
         body_names = {name for name, _ in model.named_parameters()} - classifier_parameters(model)
         self._frozen = frozen_parameters(model, options.freeze if options.lora_rank is None else "backbone")
         for name in self._frozen:
@@ -176,6 +172,23 @@ class TunedObjective(Objective):
         self.tuner.before_step(progress)
 
 
+class BackboneObjective(TunedObjective):
+    """A method that trains one backbone, whose timm model is deployed without the method's heads."""
+
+    def __init__(self, backbone: FeatureBackbone, tuning: FineTuning | None) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.tuner = BackboneTuner(backbone.model, tuning or FineTuning())
+
+    def backbones(self) -> Sequence[FeatureBackbone]:
+        """Return the backbone in a list."""
+        return [self.backbone]
+
+    def deployable(self) -> nn.Module:
+        """Return the backbone's timm model."""
+        return self.backbone.model
+
+
 def frozen_parameters(model: nn.Module, freeze: Frozen) -> set[str]:
     """Return the names of a model's parameters that are frozen for the whole run; see `FineTuning.freeze`."""
     if freeze is None:
@@ -187,14 +200,11 @@ def frozen_parameters(model: nn.Module, freeze: Frozen) -> set[str]:
 
 
 def frozen_modules(model: nn.Module, frozen: set[str], is_all_frozen: bool, prefix: str = "") -> Iterator[nn.Module]:
-    """Yield each module whose parameters are all frozen, and its submodules.
+    """Yield each module whose parameters are all in the set of names `frozen`, and its submodules.
 
-    Args:
-        model: Model to search.
-        frozen: Names of frozen parameters.
-        is_all_frozen: Whether all parameters except the classifier's are frozen. If so, modules with buffers but
-            without parameters, such as batch norms without affine parameters, count as frozen too.
-        prefix: Prefix of the parameter names of `model` in `frozen`.
+    If `is_all_frozen`, all parameters except the classifier's are frozen. Modules with buffers but without parameters,
+    such as batch norms without affine parameters, then count as frozen too. `prefix` is the prefix of the parameter
+    names of `model` in `frozen`.
     """
     names = [prefix + name for name, _ in model.named_parameters()]
     if names and frozen.issuperset(names):

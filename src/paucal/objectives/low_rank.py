@@ -19,13 +19,7 @@ LAYER_NAMES = ("qkv", "q", "k", "v", "kv", "q_proj", "k_proj", "v_proj", "out_pr
 
 
 def attention_layers(model: nn.Module) -> dict[str, nn.Linear]:
-    """Return a model's linear layers for queries, keys, values and attention output projections, by name.
-
-    Example:
-        >>> import timm
-        >>> list(attention_layers(timm.create_model("vit_tiny_patch16_224", depth=1)))
-        ['blocks.0.attn.qkv', 'blocks.0.attn.proj']
-    """
+    """Return a model's linear layers for queries, keys, values and attention output projections, by name."""
     layers = {}
     for name, module in model.named_modules():
         *parents, last = name.split(".")
@@ -35,12 +29,9 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Linear]:
 
 
 class LowRankAdapters(nn.Module):
-    """Adapters on the attention layers of a model.
+    """Adapters on the attention layers of a model, with hooks on the objective's forward pass, which uses the model.
 
-    Args:
-        objective: Objective whose forward pass uses the model; the adapters register hooks on this forward pass.
-        model: Model whose attention layers get adapters.
-        rank: Rank of the product of each adapter's two matrices.
+    `rank` is the rank of the product of each adapter's two matrices.
     """
 
     def __init__(self, objective: nn.Module, model: nn.Module, rank: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
@@ -20,17 +21,23 @@ from paucal.losses import (
     Sharpness,
     Targets,
     all_reduce_mean,
+    effective_rank,
+    entropy,
     esvit_loss,
+    feature_spread,
     moved_centre,
     region_targets,
     view_pairs,
     view_targets,
 )
 from paucal.objectives.base import Objective
-from paucal.objectives.crop_mixing import mix_crops, mix_targets
-from paucal.objectives.distillation_health import task_health, teacher_distance
-from paucal.objectives.distilled_network import CropFeatures, StudentOrTeacher, update_teacher
-from paucal.objectives.self_distillation_options import SelfDistillationOptions
+from paucal.objectives.distilled_network import (
+    CropFeatures,
+    ProjectionHead,
+    SelfDistillationOptions,
+    StudentOrTeacher,
+    update_teacher,
+)
 from paucal.types import Batch, Crops, DataRequest, GroupScale, GroupScales, LossTerms, Progress
 
 HEALTH_INTERVAL_STEPS = 10  # number of steps between two measurements of the health metrics
@@ -146,7 +153,7 @@ class SelfDistillation(Objective):
         return dict.fromkeys(self.options.weights(), math.log(self.options.out_dim))
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the health metrics of student and teacher, see `distillation_health`.
+        """Return the health metrics of student and teacher, see `task_health` and `teacher_distance`.
 
         Metrics are measured every `HEALTH_INTERVAL_STEPS` steps; the dict is empty if there is no new measurement.
         """
@@ -182,35 +189,23 @@ class SelfDistillation(Objective):
     def _record_health(self, student: CropFeatures, teacher: CropFeatures, temperature: float) -> None:
         health: dict[str, Tensor] = {}
         student_crop = min(1, self.all_views - 1)  # another crop than the teacher's, if there are at least two crops
+        student_cells, teacher_cells = student.cells[student_crop], teacher.cells[0]
         rows = {
             "view": (student.pooled[:, student_crop], teacher.pooled[:, 0]),
-            "region": (_middle_cell(student.cells[student_crop]), _middle_cell(teacher.cells[0])),
+            # the cell in the middle of each feature map
+            "region": (student_cells[:, student_cells.shape[1] // 2], teacher_cells[:, teacher_cells.shape[1] // 2]),
         }
         for name in self.options.weights():
             sharpness = Sharpness(self.options.student_temperature, temperature, self._get_centre(name))
             heads = self.student.head(name), self.teacher.head(name)
             values = task_health(*heads, rows[name][0].detach(), rows[name][1], sharpness)
-            health |= {health_column(name, metric): value for metric, value in values.items()}
+            health |= {metric if name == "view" else f"{name}_{metric}": value for metric, value in values.items()}
         health["teacher_distance"] = teacher_distance(self.student, self.teacher)
         health["teacher_temperature"] = health["teacher_distance"].new_full((), temperature)
         self._health = dict(zip(health, all_reduce_mean(torch.stack(list(health.values()))), strict=True))
 
     def _get_centre(self, name: str) -> Tensor:
         return self.get_buffer(f"centre_{name}")
-
-
-def health_column(task: str, metric: str) -> str:
-    """Return the column name of a task's health metric in `metrics.csv`.
-
-    Example:
-        >>> health_column("view", "agreement"), health_column("region", "agreement")
-        ('agreement', 'region_agreement')
-    """
-    return metric if task == "view" else f"{task}_{metric}"
-
-
-def _middle_cell(cells: Tensor) -> Tensor:
-    return cells[:, cells.shape[1] // 2]
 
 
 def compute_mean_score(projections: Tensor, prototypes: Tensor) -> Tensor:
@@ -235,3 +230,68 @@ def clip_each_gradient(parameters: Iterable[nn.Parameter], max_norm: float) -> N
         if parameter.grad is not None:
             norm = torch.linalg.vector_norm(parameter.grad)
             parameter.grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+
+
+@torch.no_grad()
+def task_health(
+    student: ProjectionHead,
+    teacher: ProjectionHead,
+    student_features: Tensor,
+    teacher_features: Tensor,
+    sharpness: Sharpness,
+) -> dict[str, Tensor]:
+    """Return the health metrics of one task, given the task's heads and (B, P) features of different crops.
+
+    `evaluation.collapse` detects collapse with these metrics. The entropies are in nats: ln K if all K prototypes have
+    the same probability, and 0 if one prototype has probability 1. `batch_entropy` is the entropy of the teacher's
+    distribution averaged over the images, which is small if all images have the same most likely prototypes.
+    `agreement` is the fraction of images for which teacher and student have the same most likely prototype.
+    `feature_spread` and `effective_rank` are explained in `losses.feature_health`; the norms are L2 norms.
+    """
+    teacher_scores = teacher(teacher_features).float()
+    teacher_probabilities = teacher_scores.sub(sharpness.centre).div(sharpness.teacher_temperature).softmax(1)
+    student_probabilities = student(student_features).float().div(sharpness.student_temperature).softmax(1)
+    return {
+        "teacher_entropy": entropy(teacher_probabilities).mean(),
+        "student_entropy": entropy(student_probabilities).mean(),
+        "batch_entropy": entropy(teacher_probabilities.mean(0)),
+        "agreement": (teacher_probabilities.argmax(1) == student_probabilities.argmax(1)).float().mean(),
+        "feature_spread": feature_spread(teacher_features),
+        "effective_rank": effective_rank(teacher_features),
+        "feature_norm": torch.linalg.vector_norm(teacher_features.float(), dim=1).mean(),
+        "centre_norm": torch.linalg.vector_norm(sharpness.centre),
+    }
+
+
+@torch.no_grad()
+def teacher_distance(student: StudentOrTeacher, teacher: StudentOrTeacher) -> Tensor:
+    """Return the L2 norm of the difference between the backbones' weights, divided by the norm of the student's."""
+    pairs = list(zip(teacher.backbone.parameters(), student.backbone.parameters(), strict=True))
+    squared_distance = torch.stack([(first - second).square().sum() for first, second in pairs]).sum()
+    squared_norm = torch.stack([value.square().sum() for _, value in pairs]).sum()
+    ratio = (squared_distance / squared_norm).sqrt()
+    return ratio.full_tensor() if isinstance(ratio, DTensor) else ratio  # a DTensor if the weights are sharded
+
+
+def mix_crops(crops: Sequence[Tensor], alpha: float) -> tuple[list[Tensor], Tensor]:
+    """Mix each of V crops (B, C, H, W) with the corresponding crop of the previous image in the batch.
+
+    EsViT's code has this option (timm's Mixup for each crop), which the paper does not mention. The (V,) weights of the
+    original images, which are also returned, are drawn from a Beta distribution on the CPU.
+    """
+    mix_weights = torch.distributions.Beta(alpha, alpha).sample((len(crops),))
+    pairs = zip(crops, mix_weights.tolist(), strict=True)
+    return [weight * crop + (1 - weight) * crop.roll(1, 0) for crop, weight in pairs], mix_weights
+
+
+def mix_targets(teacher: Tensor, targets: Targets, mix_weights: Tensor) -> tuple[Tensor, Targets]:
+    """Return the teacher's rows and the targets for crops that `mix_crops` has mixed with the weights `mix_weights`.
+
+    The cross-entropy is linear in the target, so a mixed crop is compared with the teacher's outputs for both images.
+    `teacher` has (B, S, D) rows, one per crop; the result has (B, 2 * S, D) rows, those of each image followed by those
+    of the previous image. `targets` has `rows` (B, V, J) and `weights` (V, J).
+    """
+    teacher_rows = torch.cat([teacher, teacher.roll(1, 0)], 1)
+    rows = torch.cat([targets.rows, targets.rows + teacher.shape[1]], 2)
+    weight = mix_weights.to(targets.weights.device, non_blocking=targets.weights.is_cuda)[:, None]
+    return teacher_rows, Targets(rows, torch.cat([targets.weights * weight, targets.weights * (1 - weight)], 1))

@@ -1,16 +1,86 @@
 """Supervised classification, with any number of extra losses on the same forward pass."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.losses.multi_label import multi_label_loss
 from paucal.objectives.base import Term
-from paucal.objectives.finetuning import FineTuning
-from paucal.objectives.one_backbone import ClassifierObjective
-from paucal.types import Batch, DataRequest, FeatureRequest, LossTerms, Progress
+from paucal.objectives.finetuning import BackboneObjective, FineTuning
+from paucal.objectives.low_rank import LowRankAdapters
+from paucal.types import Batch, DataRequest, FeatureRequest, Features, LossTerms, Progress
+
+
+class ClassifierObjective(BackboneObjective):
+    """A method that trains one backbone with a classifier, and any number of extra losses.
+
+    Args:
+        backbone: Backbone with feature maps and a classifier.
+        terms: Extra losses by name.
+        tuning: Layer-wise decay, freezing and adapters; None to train all layers with the same learning rate.
+        reserved_names: Names of the method's own losses, which cannot be names of extra losses.
+    """
+
+    def __init__(
+        self,
+        backbone: FeatureBackbone,
+        terms: Mapping[str, Term] | None = None,
+        tuning: FineTuning | None = None,
+        reserved_names: Sequence[str] = ("class",),
+    ) -> None:
+        if backbone.num_classes < 2:
+            raise ValueError(f"the backbone's classifier needs at least 2 classes, got {backbone.num_classes}")
+        for name in reserved_names:
+            if name in (terms or {}):
+                raise ValueError(
+                    f"an extra loss cannot be named {name!r}, which is a loss of the method: rename the extra loss"
+                )
+        super().__init__(backbone, tuning)
+        # The terms are in an nn.ModuleList, since an nn.ModuleDict does not allow keys such as "keys" or "pop".
+        self.names = tuple(terms or {})
+        self.terms = nn.ModuleList((terms or {}).values())
+        rank = self.tuner.options.lora_rank
+        self.adapters = None if rank is None else LowRankAdapters(self, backbone.model, rank)
+
+    @property
+    def requests(self) -> list[FeatureRequest]:
+        """The features that each extra loss needs, in the order of the losses."""
+        return [term.request for term in self._terms()]
+
+    def add_terms(self, losses: LossTerms, features: Sequence[Features], batch: Batch, progress: Progress) -> None:
+        """Add the extra losses and their weights to `losses`; `features` contains one entry per request."""
+        for name, term, term_features in zip(self.names, self._terms(), features, strict=True):
+            losses.values[name] = term(term_features, batch, progress)
+            losses.weights[name] = term.weight(progress)
+
+    def chance_levels(self) -> dict[str, float]:
+        """Return the known chance levels of the extra losses, by name."""
+        levels = {name: term.chance_level() for name, term in self.named_terms().items()}
+        return {name: level for name, level in levels.items() if level is not None}
+
+    def named_terms(self) -> dict[str, Term]:
+        """Return the extra losses by name."""
+        return dict(zip(self.names, self._terms(), strict=True))
+
+    def compilable(self) -> Iterable[nn.Module]:
+        """Return the backbone and the compilable modules of the extra losses."""
+        return [self.backbone, *(module for term in self._terms() for module in term.compilable())]
+
+    def before_step(self, progress: Progress) -> None:
+        """Drop the gradients of the parameters and adapters that are frozen at this step."""
+        super().before_step(progress)
+        if self.adapters is not None:
+            self.adapters.before_step(frozen=self.tuner.trains_classifier_only(progress))
+
+    def after_step(self, progress: Progress) -> None:
+        """Merge the adapters, if there are any, into the weights."""
+        if self.adapters is not None:
+            self.adapters.after_step()
+
+    def _terms(self) -> list[Term]:
+        return [term for term in self.terms if isinstance(term, Term)]
 
 
 class Supervised(ClassifierObjective):
@@ -35,8 +105,7 @@ class Supervised(ClassifierObjective):
         tuning: FineTuning | None = None,
     ) -> None:
         super().__init__(backbone, terms, tuning)
-        self.label_smoothing = label_smoothing
-        self.uses_sigmoids = False
+        self.label_smoothing, self.uses_sigmoids = label_smoothing, False
         self.class_weights: Tensor | None
         self.register_buffer("class_weights", None, persistent=False)  # computed from the data, not learned
 
@@ -65,19 +134,17 @@ class Supervised(ClassifierObjective):
         logits = features[0].logits
         assert logits is not None  # the constructor checked for a classifier
         # The logits are converted here, since it depends on the device which functions autocast computes in float32.
-        loss = self._loss(logits.float(), batch.labels)
-        losses = LossTerms({"class": loss})
+        losses = LossTerms({"class": self._loss(logits.float(), batch.labels)})
         self.add_terms(losses, features[: len(self.names)], batch, progress)
         return losses
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        weights = None if self.class_weights is None else self.class_weights.to(logits.device)
         if self.uses_sigmoids:
-            weights = None if self.class_weights is None else self.class_weights.to(logits.device)
             return multi_label_loss(logits, labels, self.label_smoothing, weights)
-        if self.class_weights is None:
+        if weights is None:
             return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
         # The sum is divided by the number of images, as torch does for soft labels. For hard labels, torch divides by
         # the sum of the class weights.
-        weights = self.class_weights.to(logits.device)
         total = F.cross_entropy(logits, labels, weights, label_smoothing=self.label_smoothing, reduction="sum")
         return total / len(logits)

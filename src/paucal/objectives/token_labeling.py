@@ -16,10 +16,9 @@ from paucal.backbones.families.lvvit import exchange_tokens
 from paucal.backbones.features import FeatureBackbone
 from paucal.losses.label_targets import SparseTargets, compact_maps, map_targets, transpose_geometry
 from paucal.losses.token_labeling import Box, TokenLabelingReading, draw_mix_box, kept_fraction, token_label_loss
-from paucal.objectives.base import Term
+from paucal.objectives.base import Term, derive_seed
 from paucal.objectives.finetuning import FineTuning
-from paucal.objectives.one_backbone import ClassifierObjective
-from paucal.objectives.random_streams import derive_seed
+from paucal.objectives.supervised import ClassifierObjective
 from paucal.types import Batch, DataRequest, FeatureRequest, Features, LossTerms, Progress
 
 
@@ -153,12 +152,9 @@ class TokenLabeling(ClassifierObjective):
 
 
 def swap_boxes(images: Tensor, box: Box, grid: tuple[int, int]) -> Tensor:
-    """Exchange a box of pixels between the images i and B - 1 - i of a batch.
+    """Exchange a box of pixels between the images i and B - 1 - i of a batch (B, C, H, W).
 
-    Args:
-        images: (B, C, H, W) images.
-        box: (top, left, bottom, right) in cells of the backbone's grid.
-        grid: (rows, columns) of the backbone's grid for these images.
+    `box` is (top, left, bottom, right) in cells of the backbone's `grid`, which has (rows, columns).
     """
     height, width = images.shape[-2:]
     top, bottom = (round(edge * height / grid[0]) for edge in (box[0], box[2]))

@@ -18,7 +18,7 @@ from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import assemble
 from paucal.tasks.classification.auto_tune import auto_tune as auto_tune_module
 from paucal.tasks.classification.auto_tune import first_model
-from paucal.tasks.classification.auto_tune.head_race import read_held_out_logits
+from paucal.tasks.classification.auto_tune.heads import read_held_out_logits
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 from tasks.classification.auto_tune.carried import install

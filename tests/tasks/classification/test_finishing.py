@@ -22,7 +22,7 @@ from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights
 from paucal.tasks.classification import conclusion, finishing
 from paucal.tasks.classification.auto_tune.record import EvaluatedModel, TuneRecord
-from paucal.tasks.classification.auto_tune.summary import describe_kept_model
+from paucal.tasks.classification.conclusion import describe_kept_model
 
 SMALL = {"model": "vit_mini", "img_size": [16], "model_args": ["depth=1", "embed_dim=16", "num_heads=2"]}
 SETTINGS = {**SMALL, "init": "none", "method": "supervised", "epochs": 4, "lr": 2e-3, "batch_size": 16, "workers": 0}

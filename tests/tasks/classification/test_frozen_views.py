@@ -12,9 +12,9 @@ from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights
 from paucal.tasks.classification import frozen_views
 from paucal.tasks.classification.assembly import assemble
-from paucal.tasks.classification.frozen_views import compute_view_activations, max_views
+from paucal.tasks.classification.frozen_views import compute_view_activations, max_activation_bytes
 from paucal.tasks.classification.job import TrainingJob
-from paucal.tasks.classification.loaders import make_view_dataset
+from paucal.tasks.classification.trainer_inputs import make_view_dataset
 from paucal.types import Progress, UserError
 from runner.test_time_budget import StopAt
 from tasks.classification.auto_tune.test_auto_tune import photos
@@ -116,9 +116,9 @@ def test_run__whose_settings_allow_no_kept_activations_is_refused(given, tmp_pat
 def test_most_views__fit_in_a_quarter_of_the_free_memory_and_half_of_the_free_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(frozen_views, "read_available_memory", lambda: 4000)
     monkeypatch.setattr(frozen_views, "usable_disk_bytes", lambda folder: 700)
-    assert max_views(tmp_path, n_images=10, n_bytes=20) == 3
+    assert max_activation_bytes(tmp_path) == 700
     monkeypatch.setattr(frozen_views, "usable_disk_bytes", lambda folder: 10**9)
-    assert max_views(tmp_path, n_images=10, n_bytes=20) == 5
+    assert max_activation_bytes(tmp_path) == 1000
 
 
 def test_run__whose_activations_need_too_much_space_is_refused(given, tmp_path, monkeypatch):

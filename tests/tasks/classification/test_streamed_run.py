@@ -14,7 +14,7 @@ from paucal.runner import images as run_images
 from paucal.runner.images import SplitImages, step_loader, with_absolute_data_paths
 from paucal.runner.starts import WeightsChoice
 from paucal.tasks.classification.assembly import _open_tune_record
-from paucal.tasks.classification.balance import set_class_weights
+from paucal.tasks.classification.checks import set_class_weights
 from paucal.tasks.classification.images import quick_check
 from paucal.training import Plan
 from paucal.types import UserError

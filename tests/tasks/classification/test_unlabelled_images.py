@@ -11,7 +11,7 @@ from paucal.data.splits.split import Split
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.console import RecordingConsole
 from paucal.runner.images import SplitImages, decode_images
-from paucal.tasks.classification.unlabelled_images import open_unlabelled, read_unlabelled
+from paucal.tasks.classification.images import open_unlabelled, read_unlabelled
 from paucal.types import UserError
 
 

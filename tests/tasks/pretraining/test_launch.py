@@ -17,7 +17,7 @@ from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, resume
 from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights
-from paucal.tasks.pretraining import assembly, crops
+from paucal.tasks.pretraining import assembly
 from paucal.tasks.pretraining.job import PretrainingJob
 from paucal.types import UserError
 from tasks.pretraining.short_runs import StopAfter, same, start, state, summary_of
@@ -206,9 +206,9 @@ def test_settings__of_a_run_can_be_used_again(finished):
 
 def test_resize__comes_before_the_crops_and_is_stored_with_the_model(pictures, tmp_path, monkeypatch):
     asked = []
-    made = crops.build_crop_transforms
+    made = assembly.build_crop_transforms
     monkeypatch.setattr(
-        crops, "build_crop_transforms", lambda *args, **named: (asked.append(named), made(*args, **named))[1]
+        assembly, "build_crop_transforms", lambda *args, **named: (asked.append(named), made(*args, **named))[1]
     )
     run = start(pictures, tmp_path / "run", resize="letterbox", epochs=1).run
     assert {named["resize"] for named in asked} == {"letterbox"}

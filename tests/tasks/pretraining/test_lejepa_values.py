@@ -5,7 +5,7 @@ import pytest
 from paucal.methods.pretraining import resolve_pretraining, with_recipe
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.rules.resolve import DataAndMachine, backbone_shape
-from paucal.tasks.pretraining.crops import make_crop_groups
+from paucal.tasks.pretraining.assembly import make_crop_groups
 from paucal.types import Crops
 
 LARGE = DataAndMachine(100_000, 0, 400, device="cuda", bf16=True)

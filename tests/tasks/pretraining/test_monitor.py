@@ -12,9 +12,10 @@ from PIL import Image
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import make_split
 from paucal.data.stores import FileStore
+from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.models.preprocessing import Preprocessing
 from paucal.tasks.pretraining import monitor
-from paucal.tasks.pretraining.monitor import knn_monitor
+from paucal.tasks.pretraining.monitor import Monitor, open_monitor
 from paucal.types import UserError
 
 PREPROCESS = Preprocessing((32, 32), 1.0, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
@@ -23,6 +24,13 @@ CPU = torch.device("cpu")
 
 def small_model():
     return timm.create_model("vit_mini", num_classes=0, embed_dim=32, depth=1, num_heads=2)
+
+
+def opened(location, **changes) -> Monitor:
+    settings = PretrainSettings(monitor=str(location), **{"seed": 0, "workers": 0, "device": "cpu", **changes})
+    monitor = open_monitor(settings, PREPROCESS)
+    assert monitor is not None
+    return monitor
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +74,7 @@ def expected_share(location, model, seed: int) -> float:
 def test_knn_monitor__equals_a_naive_loop_and_leaves_the_model_alone(tmp_path, model):
     write(tmp_path / "labelled")
     for seed in (0, 5):
-        score = knn_monitor(str(tmp_path / "labelled"), PREPROCESS, seed=seed)
+        score = opened(tmp_path / "labelled", seed=seed)
         found = score(model, CPU)
         assert found == {"val_knn": pytest.approx(expected_share(tmp_path / "labelled", model, seed))}
         assert 1 / 3 < found["val_knn"] < 1
@@ -78,7 +86,7 @@ def test_knn_monitor__reads_each_image_once_and_follows_the_weights(tmp_path, mo
     write(tmp_path / "labelled", each=6)
     torch.manual_seed(1)
     model = small_model()
-    score = knn_monitor(str(tmp_path / "labelled"), PREPROCESS)
+    score = opened(tmp_path / "labelled")
     first = score(model, CPU)
     monkeypatch.setattr(FileStore, "read", lambda self, index: pytest.fail("read again"))
     assert score(model, CPU) == first
@@ -104,7 +112,7 @@ def test_knn_monitor__uses_at_most_so_many_images_chosen_by_the_seed(tmp_path, m
 
     monkeypatch.setattr(monitor, "_accuracy", recorded)
     for seed in (0, 0, 1):
-        knn_monitor(str(tmp_path / "labelled"), PREPROCESS, max_images=24, seed=seed)(model, CPU)
+        opened(tmp_path / "labelled", monitor_images=24, seed=seed)(model, CPU)
     (bank, asked), again, other = seen
     assert (len(bank), len(asked)) == (18, 6)
     assert not set(bank) & set(asked)
@@ -119,7 +127,7 @@ def test_knn_monitor__uses_the_parts_that_the_data_has(tmp_path, model, monkeypa
     write(tmp_path / "set" / "test", each=2, seed=1)
     seen: list[tuple] = []
     monkeypatch.setattr(monitor, "_accuracy", lambda found, *parts: seen.append(parts) or 0.5)
-    knn_monitor(str(tmp_path / "set"), PREPROCESS)(model, CPU)
+    opened(tmp_path / "set")(model, CPU)
     declared = np.asarray(open_images(tmp_path / "set").declared_splits)
     assert (declared[seen[0][0]] == "train").all()
     assert (declared[seen[0][1]] == "test").all()
@@ -129,8 +137,8 @@ def test_knn_monitor__uses_the_parts_that_the_data_has(tmp_path, model, monkeypa
 def test_knn_monitor__names_an_unreadable_image_or_leaves_it_out(tmp_path, model):
     (write(tmp_path / "set") / "class1" / "03.png").write_bytes(b"no image")
     with pytest.raises(UserError, match=r"^--monitor: 1 of 36 images cannot be read \(class1/03.png\)"):
-        knn_monitor(str(tmp_path / "set"), PREPROCESS)
-    score = knn_monitor(str(tmp_path / "set"), PREPROCESS, on_bad_image="skip")
+        opened(tmp_path / "set")
+    score = opened(tmp_path / "set", on_bad_image="skip")
     assert 0 <= score(model, CPU)["val_knn"] <= 1
 
 
@@ -146,6 +154,6 @@ def test_knn_monitor__refuses_what_cannot_be_judged(tmp_path):
         ("missing", "does not exist"),
     ):
         with pytest.raises(UserError, match="--monitor needs labelled images of two classes or more: .*" + message):
-            knn_monitor(str(tmp_path / folder), PREPROCESS)
+            opened(tmp_path / folder)
     with pytest.raises(UserError, match="--monitor-images is 2; expected at least 4"):
-        knn_monitor(str(tmp_path / "few"), PREPROCESS, max_images=2)
+        opened(tmp_path / "few", monitor_images=2)

@@ -11,7 +11,7 @@ from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.self_distillation import _loss_options
 from paucal.recipes.esvit import RECIPES
 from paucal.rules.resolve import DataAndMachine
-from paucal.tasks.pretraining.crops import make_crop_groups
+from paucal.tasks.pretraining.assembly import make_crop_groups
 from paucal.types import height_and_width
 from tasks.pretraining.short_runs import StopAfter, start
 

@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+from torch import nn
+
 from paucal.backbones.spec import BackboneSpec
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.data.channels.pixel_format import describe_channels
@@ -43,16 +46,25 @@ from paucal.runner.trainer_inputs import check_memory, hardware, seeded_random_w
 from paucal.runs import RunFolder
 from paucal.runs.folder import CHOSEN_WEIGHTS
 from paucal.settings.options import automatic_origin, list_origins
-from paucal.tasks.classification.auto_tune.record import TuneRecord, read_record
-from paucal.tasks.classification.auto_tune.stored_heads import load_head
-from paucal.tasks.classification.balance import set_class_weights, use_sigmoids_if_multi_label
-from paucal.tasks.classification.checks import check_new_run, check_objective
+from paucal.tasks.classification.auto_tune.record import TuneRecord, load_head, read_record
+from paucal.tasks.classification.checks import (
+    check_new_run,
+    check_objective,
+    set_class_weights,
+    use_sigmoids_if_multi_label,
+)
 from paucal.tasks.classification.frozen_views import FrozenViewActivations
-from paucal.tasks.classification.images import quick_check, split_images, too_few_for_test
-from paucal.tasks.classification.loaders import load_or_make_preprocessing
-from paucal.tasks.classification.optimization import reduce_batch_to_memory, remarks_on_plan, training_plan
-from paucal.tasks.classification.unlabelled_images import open_unlabelled
-from paucal.training import Plan
+from paucal.tasks.classification.images import open_unlabelled, quick_check, split_images, too_few_for_test
+from paucal.tasks.classification.trainer_inputs import (
+    LOSS_COLUMN,
+    load_or_make_preprocessing,
+    make_val_predictor,
+    reduce_batch_to_memory,
+    remarks_on_plan,
+    training_plan,
+    validation_scores,
+)
+from paucal.training import Validation
 from paucal.wording import counted
 
 STREAMED_REMARK = "no linear probe, since the images are streamed; all steps fine-tune the pretrained weights"
@@ -69,40 +81,36 @@ MULTI_LABEL_REMARK = (
 
 @dataclass(frozen=True)
 class TrainingSetup(RunSetup[TrainSettings]):
-    """The checked inputs of a supervised run, before anything is written.
+    """The checked inputs of a supervised run, before anything is written."""
 
-    Attributes:
-        tune_record: Record of the auto-tuning; None for a run without auto-tuning.
-        findings: Problems found in the images of a new run, most serious first; empty for a resumed run.
-        frozen_views: Activations that training reads instead of images; None to read images.
-    """
+    tune_record: TuneRecord | None = None  # None for a run without auto-tuning
+    findings: tuple[Finding, ...] = ()  # problems of the images, most serious first; empty for a resumed run
+    frozen_views: FrozenViewActivations | None = None  # what training reads instead of images; None to read images
 
-    tune_record: TuneRecord | None = None
-    findings: tuple[Finding, ...] = ()
-    frozen_views: FrozenViewActivations | None = None
+    def validation(self) -> Validation | None:
+        """Return the `Validation` that scores epochs and selects the best one; None without validation images."""
+        if not len(self.data.split_indices("val")):
+            return None
+        floor = None if self.tune_record is None else self.tune_record.score_to_beat
+        predict = make_val_predictor(self.data, self.card.preprocessing, self.settings)
+
+        def score(module: nn.Module, device: torch.device) -> Mapping[str, float]:
+            return validation_scores(predict(module, device))
+
+        return Validation(score, self.data.primary_metric.column, LOSS_COLUMN, floor, self.settings.soup)
 
 
 @dataclass(frozen=True)
 class _SettingsAndImages:
-    """All settings and the decoded images of a run, before its network is built.
-
-    Attributes:
-        settings: Settings, each given or chosen.
-        origins: Origin of each setting that was given, or that was chosen together with the pretrained weights.
-        reasons: Reason for each setting that a rule has chosen.
-        data: Decoded images and their split.
-        facts: Properties of the data, the machine and the initial weights, from which the rules have chosen settings.
-        weights_source: Source of the initial weights.
-        choice: Automatic choice of pretrained weights; has no candidates if the weights were given.
-    """
+    """All settings and the decoded images of a run, before its network is built."""
 
     settings: TrainSettings
-    origins: Mapping[str, str]
-    reasons: Mapping[str, str]
+    origins: Mapping[str, str]  # of each setting that was given, or chosen together with the pretrained weights
+    reasons: Mapping[str, str]  # for each setting that a rule has chosen
     data: SplitImages
-    facts: DataAndMachine
+    facts: DataAndMachine  # from which the rules have chosen settings
     weights_source: WeightsSource
-    choice: WeightsChoice
+    choice: WeightsChoice  # automatic choice of pretrained weights; has no candidates if the weights were given
 
 
 def assemble(
@@ -114,13 +122,8 @@ def assemble(
 ) -> TrainingSetup:
     """Open the data, choose the settings that were not given and build the objective, without writing anything.
 
-    Args:
-        settings: Settings of the user, or the stored settings of `run`.
-        origins: Origin of each setting that was given, such as "flag" or "config".
-        bars: Function that opens a progress bar with a title.
-        run: Folder of the run, if it exists, as in auto-tuning and when a run is resumed; None before the folder is
-            created. The split, the preprocessing and the auto-tuning record that the folder contains are used.
-        opened: Images of the run if an earlier call has opened them; None to open them.
+    `run` is the run folder, if it exists, as in auto-tuning and when a run is resumed. The split, the preprocessing and
+    the auto-tuning record that it contains are used. `opened` are the images if an earlier call has opened them.
     """
     chosen = _resolve_settings_and_images(settings, origins, bars, run, opened)
     images = chosen.data.images
@@ -130,7 +133,9 @@ def assemble(
         return assemble(settings, origins, bars, run, split_images(settings, images, keep_test=True))
     chosen, card = _adapt_objective(chosen, objective, spec, bars, run)
     if settings.batch_size == "auto":
-        chosen = _choose_batch_size(chosen, objective, card)
+        settings, reason = reduce_batch_to_memory(chosen.settings, chosen.data, objective, card)
+        given = {name: text for name, text in chosen.origins.items() if name not in ("batch_size", "accumulate")}
+        chosen = replace(chosen, settings=settings, origins=given, reasons={**chosen.reasons, "batch_size": reason})
     settings, data = chosen.settings, chosen.data
     load_report = load_initial_weights(
         chosen.weights_source, settings.model, objective, images.classes, settings.init_head
@@ -140,11 +145,12 @@ def assemble(
     check_objective(objective, settings, card, data, is_new=run is None)
     findings = tuple(quick_check(data)) if run is None else ()
     remarks = _list_remarks(chosen, objective, load_report, findings, is_new=run is None)
+    plan = training_plan(settings, chosen.facts.n_train, chosen.facts.n_classes)
     return TrainingSetup(
         settings=settings,
         origins=list_origins(settings, chosen.origins, chosen.reasons),
         data=data,
-        plan=_make_plan(settings, chosen.facts, tune_record),
+        plan=replace(plan, total_steps=0) if tune_record is not None and not tune_record.tune else plan,
         objective=objective,
         card=card,
         remarks=(*remarks, *notes),
@@ -210,13 +216,6 @@ def _adapt_objective(
     return replace(chosen, data=data), card
 
 
-def _choose_batch_size(chosen: _SettingsAndImages, objective: Objective, card: ModelCard) -> _SettingsAndImages:
-    """Return the settings with the largest batch size that fits in the memory."""
-    settings, reason = reduce_batch_to_memory(chosen.settings, chosen.data, objective, card)
-    origins = {name: origin for name, origin in chosen.origins.items() if name not in ("batch_size", "accumulate")}
-    return replace(chosen, settings=settings, origins=origins, reasons={**chosen.reasons, "batch_size": reason})
-
-
 def _list_remarks(
     chosen: _SettingsAndImages,
     objective: Objective,
@@ -226,13 +225,18 @@ def _list_remarks(
 ) -> list[str]:
     """Return the sentences to print before the run starts."""
     settings, data, images, choice = chosen.settings, chosen.data, chosen.data.images, chosen.choice
+    unlabelled_remarks = []
+    if is_new and settings.unlabelled is not None:
+        unlabelled = open_unlabelled(settings)
+        count = counted(len(unlabelled), "image")
+        unlabelled_remarks = [f"{count} without labels in {settings.unlabelled}", *unlabelled.notes]
     return [
         *([choice.remark] if choice.remark else ()),
         *([PROCESSES_REMARK] if choice.candidates and settings.processes > 1 else ()),
         *images.notes,
         *filter(None, [describe_channels(images.decode_options.channels)]),
         *([MULTI_LABEL_REMARK] if images.multi_hot is not None else ()),
-        *(_remarks_on_unlabelled_images(settings) if is_new else ()),
+        *unlabelled_remarks,
         *([STREAMED_REMARK] if images.stream is not None and choice.candidates else ()),
         *(f"{finding.text}; {finding.advice}" for finding in findings if finding.level != "note"),
         *remarks_on_plan(settings, chosen.facts.n_train),
@@ -251,18 +255,10 @@ def _needs_test_split(
     return tune_record is None or not tune_record.candidates or linear_classifier(objective.deployable()) is None
 
 
-def _make_plan(settings: TrainSettings, facts: DataAndMachine, tune_record: TuneRecord | None) -> Plan:
-    plan = training_plan(settings, facts.n_train, facts.n_classes)
-    return replace(plan, total_steps=0) if tune_record is not None and not tune_record.tune else plan
-
-
 def _open_tune_record(
     settings: TrainSettings, choice: WeightsChoice, run: RunFolder | None, in_memory: bool
 ) -> TuneRecord | None:
-    """Return the auto-tuning record that `run` stored, or a new record; None for a run without auto-tuning.
-
-    `in_memory` is False for streamed images, to which no probe is fitted.
-    """
+    """Return the auto-tuning record that `run` stored, or a new record; None for a run without auto-tuning."""
     if run is not None:
         return read_record(run)
     tune_record = None
@@ -274,13 +270,6 @@ def _open_tune_record(
         tune_record = TuneRecord(candidates)
     check_new_run(settings, tune_record, in_memory)
     return tune_record
-
-
-def _remarks_on_unlabelled_images(settings: TrainSettings) -> list[str]:
-    if settings.unlabelled is None:
-        return []
-    unlabelled = open_unlabelled(settings)
-    return [f"{counted(len(unlabelled), 'image')} without labels in {settings.unlabelled}", *unlabelled.notes]
 
 
 def _may_choose_weights(settings: TrainSettings, origins: Mapping[str, str]) -> bool:
@@ -299,8 +288,7 @@ def _choose_initial_weights(
     """Choose the pretrained weights, and the supervised method unless the user gave a method or a method's settings."""
     settings, origins, choice = choose_initial_weights(settings, origins, data.facts().median_side)
     settings_without_effect = unused_settings_of(replace(settings, method=TUNING_METHOD)) & set(origins)
-    may_change_method = "method" not in origins and not settings_without_effect
-    if choice.candidates and may_change_method:
+    if choice.candidates and "method" not in origins and not settings_without_effect:
         settings = replace(settings, method=TUNING_METHOD)
         origins["method"] = automatic_origin(
             "the run starts from pretrained weights, for which the default method has shown no gain"
@@ -310,14 +298,12 @@ def _choose_initial_weights(
 
 def choose_image_size(data: SplitImages) -> list[int]:
     """Return the image size that a run would choose for these images, in pixels: [side] or [height, width]."""
-    settings, origins = TrainSettings(), {}
-    settings, origins, _ = _choose_initial_weights(settings, origins, data)
+    settings, _, _ = _choose_initial_weights(TrainSettings(), {}, data)
     facts = _collect_facts(data, find_initial_weights(settings), settings.init)
     return list(resolve_training(settings, facts)[0].img_size)
 
 
 def _collect_facts(data: SplitImages, weights_source: WeightsSource, init: str | None) -> DataAndMachine:
-    """Return the properties of the data, the machine and the initial weights from which settings are chosen."""
     weights = weights_source.facts
     weights = None if weights is None else replace(weights, chosen=init == CHOSEN_WEIGHTS)
     return replace(data.facts(), initial_weights=weights)
@@ -342,12 +328,9 @@ def _decode_at_size(
 
     Images of `opened_data` that were decoded at a larger size are kept, since auto-tuning also trains at smaller sizes.
     """
-    images = data.images
-    base_reading = (
-        images.decode_options
-        if images.decode_options.side
-        else initial_decode_options(settings, images, stored_decode_options(run))
-    )
+    images, base_reading = data.images, data.images.decode_options
+    if not base_reading.side:
+        base_reading = initial_decode_options(settings, images, stored_decode_options(run))
     reading = decode_options_for_size(settings.img_size, base_reading)
     current_side, needed_side = images.decode_options.side or 0, reading.side or 0
     if current_side == needed_side or (opened_data is not None and current_side > needed_side):

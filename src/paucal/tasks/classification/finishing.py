@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,63 +16,36 @@ from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.models.card import ModelCard
 from paucal.models.trained import TrainedModel, load_trained, save_trained
 from paucal.runner.console import Console
-from paucal.runner.images import Advance, eval_loader
+from paucal.runner.images import eval_loader
 from paucal.runner.processes import broadcast_value, wait_for_all
 from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.paired_losses import LOSSES_KEY, calibrated_losses, is_better
-from paucal.tasks.classification.auto_tune.record import TuneRecord
+from paucal.tasks.classification.auto_tune.first_model import copy_with_head
+from paucal.tasks.classification.auto_tune.record import LOSSES_KEY, TuneRecord, calibrated_losses, is_better
 from paucal.tasks.classification.auto_tune.refit import refit_head
 from paucal.tasks.classification.auto_tune.resumed_features import FROZEN_FILE, FrozenOutputs
-from paucal.tasks.classification.loaders import make_val_predictor, validation_scores
-from paucal.tasks.classification.unlabelled_images import read_listed_images
+from paucal.tasks.classification.images import read_listed_images
+from paucal.tasks.classification.trainer_inputs import LOSS_COLUMN, make_val_predictor
 from paucal.training import Outcome, Validation
 from paucal.training.averaging import KeptEpochs, greedy_soup
 from paucal.training.keeper import kept_epochs
 from paucal.types import UserError
 from paucal.wording import counted, percent
 
-LOSS_COLUMN = "val_loss"
-
 
 @dataclass(frozen=True)
 class PostTrainingChanges:
-    """Changes of a trained model before its evaluation.
+    """Changes of a trained model before its evaluation."""
 
-    Attributes:
-        epochs: Epochs whose weights were averaged; empty if the run keeps its best epoch or its probe.
-        score: Validation score of the changed model; None if the model is unchanged.
-        temperature: Divisor of the logits; 1 if the model is not calibrated.
-        images: Number of validation images that the temperature was fitted to; 0 if no temperature was fitted.
-        thresholds: Probability per class above which the class is predicted, chosen on the validation images; None if
-            each image has a single label, or if there are no validation images.
-        mirrored: Sentence on the gain from averaging the logits of an image and its mirror image; "" if there is no
-            gain.
-        by_loss: Whether the changed model was chosen for its lower loss, at nearly equal accuracy.
-        head: Name of the head that was fitted to features of the final weights; "" if the head that was trained with
-            the network is kept.
-    """
-
-    epochs: tuple[int, ...] = ()
-    score: float | None = None
-    temperature: float = 1.0
-    images: int = 0
-    thresholds: tuple[float, ...] | None = None
-    mirrored: str = ""
-    by_loss: bool = False
-    head: str = ""
-
-
-def make_validation(setup: TrainingSetup) -> Validation:
-    """Return the `Validation` that scores epochs and selects the best epoch; the run must have validation images."""
-    floor = None if setup.tune_record is None else setup.tune_record.score_to_beat
-    predict = make_val_predictor(setup.data, setup.card.preprocessing, setup.settings)
-
-    def score(module: nn.Module, device: torch.device) -> Mapping[str, float]:
-        return validation_scores(predict(module, device))
-
-    return Validation(score, setup.data.primary_metric.column, LOSS_COLUMN, floor, setup.settings.soup)
+    epochs: tuple[int, ...] = ()  # whose weights were averaged; empty if the run keeps its best epoch or its probe
+    score: float | None = None  # on the validation images; None if the model is unchanged
+    temperature: float = 1.0  # divisor of the logits; 1 if the model is not calibrated
+    images: int = 0  # number of validation images that the temperature was fitted to; 0 if none was fitted
+    thresholds: tuple[float, ...] | None = None  # probability per class above which the class is predicted; or None
+    mirrored: str = ""  # sentence on the gain from averaging over mirror images; "" if there is no gain
+    by_loss: bool = False  # whether the model was chosen for its lower loss, at nearly equal accuracy
+    head: str = ""  # head that was fitted to features of the final weights; "" if the trained head is kept
 
 
 def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Console) -> PostTrainingChanges:
@@ -82,10 +55,10 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
     are divided among all processes. Every process returns the result; only rank 0 writes files. A run that is killed
     during this step repeats the step when the run is resumed.
     """
-    if not len(setup.data.split_indices("val")):
+    validation = setup.validation()
+    if validation is None:
         return PostTrainingChanges()
     wait_for_all()  # until rank 0 has written the files
-    validation = make_validation(setup)
     finish, epoch_store = PostTrainingChanges(), kept_epochs(run, validation)
     if epoch_store is not None and outcome.rows:
         finish, tuned = _try_average(run, setup, outcome, epoch_store, validation, console)
@@ -94,7 +67,7 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
     if setup.settings.calibrate == "none" and not setup.card.is_multi_label:
         return finish
     model = load_trained(run, setup.settings.device)
-    predictions = _predict_validation(model, setup, console)
+    predictions = predict_split(model, setup, "val", console, "calibrating")
     if setup.card.is_multi_label:
         thresholds = choose_thresholds(predictions.probabilities, predictions.labels)
         _replace_model(run, model, model.card.with_thresholds(thresholds))
@@ -103,7 +76,7 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
     _replace_model(run, model, model.card.at_temperature(temperature))
     mirrored = ""
     if setup.settings.hflip:  # `hflip` is False if a mirror image may belong to another class
-        logits = _predict_validation(model.mirrored(), setup, console).logits
+        logits = predict_split(model.mirrored(), setup, "val", console, "calibrating").logits
         mirrored = mirror_sentence(predictions.logits / temperature, logits / temperature, predictions.labels)
     return replace(finish, temperature=temperature, images=len(predictions), mirrored=mirrored)
 
@@ -112,12 +85,8 @@ def mirror_sentence(plain: Tensor, mirrored: Tensor, labels: Tensor) -> str:
     """Return a sentence on the gain from averaging over mirror images; "" if there is no significant gain.
 
     The cross-entropy, which varies less than the accuracy, must fall by more than a standard error. The accuracy must
-    not fall.
-
-    Args:
-        plain: (N, K) calibrated logits of the validation images.
-        mirrored: (N, K) means of the logits of each image and its mirror image, at the same temperature.
-        labels: (N,) classes.
+    not fall. `plain` are the (N, K) calibrated logits of the validation images, and `mirrored` the means of the logits
+    of each image and its mirror image, at the same temperature.
     """
     gains = F.cross_entropy(plain, labels, reduction="none") - F.cross_entropy(mirrored, labels, reduction="none")
     if len(labels) < 2 or not gains.mean() > gains.std() / math.sqrt(len(labels)):
@@ -141,16 +110,14 @@ def _replace_model(run: RunFolder, model: TrainedModel, card: ModelCard) -> None
 def remove_intermediate_files(run: RunFolder, setup: TrainingSetup) -> None:
     """Remove the files that are not needed once the model is final, such as the weights of single epochs."""
     (run.path / FROZEN_FILE).unlink(missing_ok=True)
-    if len(setup.data.split_indices("val")) and (epoch_store := kept_epochs(run, make_validation(setup))) is not None:
+    validation = setup.validation()
+    if validation is not None and (epoch_store := kept_epochs(run, validation)) is not None:
         epoch_store.clear()
 
 
 @dataclass(frozen=True)
 class _TunedNetwork:
-    """A network with the best fine-tuned weights: those of one epoch, or an average over several epochs.
-
-    The final model of the run may have other weights.
-    """
+    """A network with the best fine-tuned weights, of one epoch or averaged; the run may keep another model."""
 
     module: nn.Module
     epochs: tuple[int, ...]
@@ -167,7 +134,7 @@ def _try_average(
 ) -> tuple[PostTrainingChanges, _TunedNetwork | None]:
     """Average stored epochs while the validation score improves; save the average if it beats the run's model.
 
-    Returns the change of the model, and the best tuned weights; None instead of the weights if no epoch is stored.
+    Also returns the best tuned weights; None if no epoch is stored.
     """
     files = broadcast_value(epoch_store.best_files(outcome.rows))  # all processes must choose the same epochs
     if not files:
@@ -239,7 +206,7 @@ def _try_refitted_head(
     if not broadcast_value(better):  # all processes follow rank 0, since fits on other processes may differ slightly
         return finish
     if rank() == 0:
-        save_trained(run, *refitted.copy_network_with_head(tuned.module, setup.card))
+        save_trained(run, *copy_with_head(tuned.module, setup.card, refitted.head, refitted.staged))
     wait_for_all()
     score_text = setup.data.primary_metric.format_score(refitted.score, "validation images")
     by_loss = refitted.score <= score
@@ -261,26 +228,19 @@ def _find_unlabelled(
         with suppress(UserError):  # the file is missing or damaged; the images are read instead
             if is_same_size:
                 return FrozenOutputs.from_tensors(read_weights(run.path / FROZEN_FILE))
-    max_images = details.get("read_again", 0)
-    if not max_images:
+    if not details.get("read_again"):
         return None
     try:
-        images = read_listed_images(run, setup.settings, setup.data, max_images, console)
+        images = read_listed_images(run, setup.settings, setup.data, details["read_again"], console)
     except UserError as problem:  # the images were moved while the run was stopped
         console.say(f"note: the tuned network does not use the images without labels: {problem}")
         return None
     return images if len(images) else None
 
 
-def predict_split(
-    model: TrainedModel, setup: TrainingSetup, split: str, progress: AbstractContextManager[Advance]
-) -> Predictions:
+def predict_split(model: TrainedModel, setup: TrainingSetup, split: str, console: Console, title: str) -> Predictions:
     """Return the predictions of a model for one split, such as "val"."""
     indices = setup.data.split_indices(split)
     loader = eval_loader(setup.data, indices, model.card.preprocessing, setup.settings)
-    with progress as advance:
+    with console.progress(title) as advance:
         return predict_all(model.module, loader, model.device, progress=lambda done: advance(done, len(indices)))
-
-
-def _predict_validation(model: TrainedModel, setup: TrainingSetup, console: Console) -> Predictions:
-    return predict_split(model, setup, "val", console.progress("calibrating"))

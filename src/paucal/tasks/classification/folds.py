@@ -95,7 +95,7 @@ def train_folds(settings: TrainSettings, origins: Mapping[str, str], console: Co
     """Train once per fold and evaluate each model on its held-out fold.
 
     Finished folds are skipped and a stopped fold is resumed, so the same call continues after an interrupt. `--time`
-    and `--time-limit` apply to each run. Returns the scores, or a `Stopped` if a run was stopped.
+    and `--time-limit` apply to each run.
     """
     folds = settings.folds
     if folds is None or settings.fold is not None:

@@ -5,6 +5,7 @@ the epochs of training cycle through these views. The activations are in a memor
 process ends. A resumed run computes the activations again in the same batches, and so gets the same values.
 """
 
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.models.preprocessing import Preprocessing
 from paucal.objectives import Objective, Supervised
 from paucal.runner.images import SplitImages, step_loader
-from paucal.tasks.classification.loaders import make_view_dataset
+from paucal.tasks.classification.trainer_inputs import make_view_dataset
 from paucal.training import Plan
 from paucal.types import Batch, Progress, UserError
 
@@ -45,20 +46,12 @@ Advance = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class FrozenViewActivations:
-    """Activations of the frozen stages for V views of each of the N training images.
+    """Activations of the frozen stages for V views of each of the N training images."""
 
-    Attributes:
-        stages: The frozen stages; the network can continue from their stored outputs.
-        activations: (V * N, ...) activations, ordered by view, then by image.
-        rows: (M,) position of each image of the data set among the N training images; -1 for an image outside the
-            training split.
-        n_views: Number of views V.
-    """
-
-    stages: FrozenStages
-    activations: Tensor
-    rows: NDArray[np.int64]
-    n_views: int
+    stages: FrozenStages  # the network can continue from their stored outputs
+    activations: Tensor  # (V * N, ...), ordered by view, then by image
+    rows: NDArray[np.int64]  # (M,) position of each image of the data set among the training images; -1 for others
+    n_views: int  # number of views V
 
     def loader(self, data: SplitImages, settings: TrainSettings, plan: Plan, first_pass: int) -> TrainLoader:
         """Return a training loader of activations, starting at forward pass `first_pass`."""
@@ -76,10 +69,7 @@ class FrozenViewActivations:
 
     @contextmanager
     def feed_to(self, objective: Objective) -> Iterator[None]:
-        """Within the block, let an objective take batches of activations instead of images.
-
-        The objective's forward pass then starts after the frozen stages.
-        """
+        """Within the block, let an objective take batches of activations and start after the frozen stages."""
 
         def prepare_resume(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             batch: Batch = inputs[0]
@@ -130,11 +120,9 @@ def compute_view_activations(
     """Compute the activations of `settings.frozen_views` views of some images, for use within the block.
 
     The activations are stored in a memory-mapped file in `folder`. `images` are the (N,) indices of the images in the
-    data set. The objective is moved to the run's device. `advance` is called with the number of finished activations
-    and the number of all activations, one per image and view.
+    data set. The objective is moved to the run's device.
     """
-    n_views = settings.frozen_views
-    rows = np.full(len(data.images), -1, dtype=np.int64)
+    n_views, rows = settings.frozen_views, np.full(len(data.images), -1, dtype=np.int64)
     rows[images] = np.arange(len(images))
     stages = FrozenStages(objective.deployable(), settings.freeze if isinstance(settings.freeze, int) else 0)
     dataset = make_view_dataset(data, preprocess, settings, objective.data_request)
@@ -195,14 +183,6 @@ def _check_frozen_stages(
         )
 
 
-def max_views(folder: Path, n_images: int, n_bytes: int) -> int:
-    """Return how many views fit in a quarter of the free memory and in half of the free disk space.
-
-    A view has `n_images` images, and its activations take up `n_bytes` per image.
-    """
-    return max_activation_bytes(folder) // max(1, n_images * n_bytes)
-
-
 def max_activation_bytes(folder: Path) -> int:
     """Return a quarter of the free memory, or half of the free disk space if this is less."""
     return min(int(MAX_MEMORY_FRACTION * read_available_memory()), usable_disk_bytes(folder))
@@ -210,9 +190,8 @@ def max_activation_bytes(folder: Path) -> int:
 
 def _memory_mapped_tensor(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return a tensor in a memory-mapped file that is removed together with the tensor."""
-    row_bytes = int(np.prod(shape[1:])) * dtype.itemsize
-    n_bytes = shape[0] * row_bytes
-    if not max_views(folder, shape[0], row_bytes):
+    n_bytes = math.prod(shape) * dtype.itemsize
+    if n_bytes > max_activation_bytes(folder):
         raise UserError(
             f"--frozen-views needs {n_bytes / 1e9:.1f} GB, but may use at most a quarter of the free memory and half "
             "of the free disk: give fewer views, or remove --frozen-views."
@@ -221,7 +200,7 @@ def _memory_mapped_tensor(folder: Path, shape: tuple[int, ...], dtype: torch.dty
     try:
         if hasattr(os, "posix_fallocate"):  # reserve the space now: a later write to a full disk would kill the process
             os.posix_fallocate(file_descriptor, 0, max(1, n_bytes))
-        return torch.from_file(path, shared=True, size=int(np.prod(shape)), dtype=dtype).view(shape)
+        return torch.from_file(path, shared=True, size=math.prod(shape), dtype=dtype).view(shape)
     except OSError as problem:
         raise UserError(f"--frozen-views needs {n_bytes / 1e9:.1f} GB on the disk of {folder}: {problem}.") from problem
     finally:

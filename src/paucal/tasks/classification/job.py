@@ -4,13 +4,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
+import torch
 from PIL import Image
 
+from paucal.data.images import evenly_spaced
 from paucal.data.loader import TrainLoader
+from paucal.data.views.normalisation import Normalisation
+from paucal.data.views.sheets import MAX_IMAGES, draw_sheet
 from paucal.methods.training import check_used, paths_of_methods, terms_of, with_recipe
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.console import Console
-from paucal.runner.images import with_absolute_data_paths
+from paucal.runner.images import eval_loader, with_absolute_data_paths
 from paucal.runner.job import Bars, EpochListener, Job
 from paucal.runner.starts import with_absolute_init_path, without_none_init
 from paucal.runner.time_budget import choose_time_or_epochs
@@ -20,14 +24,12 @@ from paucal.settings.shared import DataSettings
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
 from paucal.tasks.classification.auto_tune.auto_tune import auto_tune
 from paucal.tasks.classification.conclusion import Result, conclude
-from paucal.tasks.classification.finishing import make_validation
 from paucal.tasks.classification.frozen_views import compute_view_activations
-from paucal.tasks.classification.images import write_findings
-from paucal.tasks.classification.loaders import draw_eval_images, draw_training_images, train_loader
-from paucal.tasks.classification.optimization import make_optimization
+from paucal.tasks.classification.images import FINDINGS_FILE
+from paucal.tasks.classification.trainer_inputs import make_optimization, train_loader
 from paucal.training import Optimization, Outcome, Validation
 from paucal.training.fit import advise_on_memory_errors
-from paucal.types import UserError
+from paucal.types import DataRequest, UserError
 from paucal.writing import write_atomically
 
 
@@ -82,26 +84,35 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         return setup.tune_record is not None and not setup.tune_record.plan
 
     def run_preliminary_work(self, run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
-        """Auto-tune the run.
-
-        If the run has pretrained weights, fit a probe and run short trials. Then choose the number of epochs. All
-        results are stored in the run folder. Returns False if a signal stopped a trial.
-        """
+        """Auto-tune the run: fit a probe to pretrained weights, run short trials, and choose the number of epochs."""
         with advise_on_memory_errors(setup.plan):
-            return auto_tune(run, setup, console)
+            auto_tune(run, setup, console)
+        return True
 
     def write_beginning(self, run: RunFolder, setup: TrainingSetup) -> None:
         """Write the files of a new run, with figures of images as the network sees them in training and evaluation."""
+        data, preprocess = setup.data, setup.card.preprocessing
         if setup.tune_record is not None:
             setup.tune_record.write(run)
-        write_findings(run, setup.findings, setup.data.images)
+        findings = [finding.to_dict(data.images.keys) for finding in setup.findings]
+        run.write_json(FINDINGS_FILE, {"findings": findings})
         super().write_beginning(run, setup)
-        figure = draw_eval_images(setup.data, setup.card, setup.settings)
+        indices = data.split_indices("val") if len(data.split_indices("val")) else data.split_indices("train")
+        sample = indices[evenly_spaced(len(indices), MAX_IMAGES)]
+        batch = next(iter(eval_loader(data, sample, preprocess, replace(setup.settings, workers=0))))
+        figure = draw_sheet(batch, Normalisation(preprocess.mean, preprocess.std), setup.card.classes)
         write_atomically(run.plots / "eval_batch.png", lambda file: figure.save(file, "PNG"))
 
     def draw_batch(self, setup: TrainingSetup) -> Image.Image:
-        """Draw training images as the network will see them."""
-        return draw_training_images(setup.data, setup.card, setup.settings, setup.plan)
+        """Draw a training batch as the network sees the images: augmented, and mixed if the run mixes images."""
+        preprocess, settings, plan = setup.card.preprocessing, replace(setup.settings, workers=0), setup.plan
+        batch = next(iter(train_loader(setup.data, preprocess, settings, plan, DataRequest(), 0)))
+        if plan.mixing is not None:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(settings.seed)
+                batch = plan.mixing.mix(batch, plan.n_classes)
+        statistics = Normalisation(preprocess.mean, preprocess.std)
+        return draw_sheet(batch, statistics, setup.card.classes)  # type: ignore[arg-type]
 
     @contextmanager
     def prepared(self, run: RunFolder, setup: TrainingSetup, console: Console) -> Iterator[TrainingSetup]:
@@ -109,19 +120,13 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         if not setup.settings.frozen_views:
             yield setup
             return
+        images, preprocess = setup.data.split_indices("train"), setup.card.preprocessing
         with ExitStack() as stack:
             with console.progress("activations of the frozen stages") as advance:
-                views = stack.enter_context(
-                    compute_view_activations(
-                        run.path,
-                        setup.data,
-                        images=setup.data.split_indices("train"),
-                        preprocess=setup.card.preprocessing,
-                        settings=setup.settings,
-                        objective=setup.objective,
-                        advance=advance,
-                    )
+                activations = compute_view_activations(
+                    run.path, setup.data, images, preprocess, setup.settings, setup.objective, advance
                 )
+                views = stack.enter_context(activations)
             stack.enter_context(views.feed_to(setup.objective))
             yield replace(setup, frozen_views=views)
 
@@ -137,11 +142,8 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         return make_optimization(setup.settings, setup.plan)
 
     def validation(self, setup: TrainingSetup) -> Validation | None:
-        """Return the `Validation` that scores the validation images.
-
-        None if the run has no validation images; the last epoch is then kept.
-        """
-        return make_validation(setup) if len(setup.data.split_indices("val")) else None
+        """Return the `Validation` that scores the validation images; if None, the last epoch is kept."""
+        return setup.validation()
 
     def conclude(
         self, run: RunFolder, setup: TrainingSetup, outcome: Outcome, listener: EpochListener, console: Console

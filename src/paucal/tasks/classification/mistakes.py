@@ -26,8 +26,7 @@ def draw_mistakes(
 ) -> None:
     """Draw up to 8 of the most confident mistakes with attribution maps of the predicted class and of the label.
 
-    No figure is written if there are no mistakes, or if no attribution method supports the model. Errors are not
-    raised but printed with `say`, since the run has finished and its scores matter more than the figure.
+    Errors are not raised but printed with `say`, since the run has finished and its scores matter more.
     """
     path = folder / FILE_NAME
     try:

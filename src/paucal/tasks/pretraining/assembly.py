@@ -1,12 +1,14 @@
-"""Assembly of a pre-training run from its settings and its images."""
+"""Assembly of a pre-training run from its settings and its images, with the crops that the run compares."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import timm
 
+from paucal.backbones.layout import Size
 from paucal.backbones.spec import BackboneSpec
 from paucal.backbones.weights.inputs import WeightsPreprocessing, timm_preprocessing
 from paucal.data.channels.pixel_format import describe_channels
@@ -14,9 +16,10 @@ from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
 from paucal.data.sources.tables import hold_out_listed_images
 from paucal.data.splits.split import Split, held_out_part
+from paucal.data.views.multi_crop import BLUR, build_crop_transforms
 from paucal.data.views.normalisation import Normalisation
 from paucal.methods.pretraining import method_of, resolve_pretraining
-from paucal.methods.pretraining_settings import PretrainSettings
+from paucal.methods.pretraining_settings import CropSettings, PretrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.objectives import Objective
@@ -44,11 +47,10 @@ from paucal.runner.trainer_inputs import (
     trainer_plan,
 )
 from paucal.runs import RunFolder
-from paucal.settings.options import list_origins
-from paucal.tasks.pretraining.crops import describe_crops, make_crop_groups, make_crop_transforms, relative_pixels
-from paucal.tasks.pretraining.monitor import Monitor, knn_monitor
-from paucal.tasks.pretraining.stages import epochs_done
-from paucal.types import UserError, height_and_width
+from paucal.settings.options import MAX_SIDE, flag, list_origins
+from paucal.tasks.pretraining.monitor import Monitor, open_monitor
+from paucal.training import checkpoint_rows
+from paucal.types import Crops, UserError, height_and_width
 from paucal.wording import counted
 
 ESVIT_PREFIX = "esvit_"  # added to timm's name of a Swin to name EsViT's variant of the network
@@ -56,13 +58,9 @@ ESVIT_PREFIX = "esvit_"  # added to timm's name of a Swin to name EsViT's varian
 
 @dataclass(frozen=True)
 class PretrainingSetup(RunSetup[PretrainSettings]):
-    """The checked inputs of a pre-training run, before anything is written.
+    """The checked inputs of a pre-training run, before anything is written."""
 
-    Attributes:
-        monitor: Function that scores the backbone on labelled images; None if `--monitor` is not given.
-    """
-
-    monitor: Monitor | None = None
+    monitor: Monitor | None = None  # scores the backbone on labelled images; None if `--monitor` is not given
 
     def describe(self) -> str:
         """Return one line: the backbone's name and parameters, the crops, the last feature grid and the method."""
@@ -82,19 +80,25 @@ def assemble(
     settings, renamed = with_esvit_padding(settings)
     method = method_of(settings)
     method.check(settings)
-    _check_images(settings, facts.n_train, method.min_images)
+    if facts.n_train < method.min_images:
+        raise UserError(
+            f"there is only {facts.n_train} image, but {settings.method} compares several images: give more images."
+        )
+    if facts.n_train < settings.effective_batch:
+        raise UserError(
+            f"a step needs {counted(settings.effective_batch, 'image')}, but there are {facts.n_train}: give a smaller "
+            "--batch-size, or more images."
+        )
+    epochs_done = len(checkpoint_rows(run.last)) if run else 0
     objective, spec, notes = _build_objective(
-        method.stage_settings(settings, epochs_done(run)), images.decode_options.channels
+        method.stage_settings(settings, epochs_done), images.decode_options.channels
     )
     timm_model = timm_name(settings.model)  # timm's name of the published weights
-    card = ModelCard(
-        spec,
-        (),
-        _load_or_make_preprocessing(settings, data, (weights_source.input or timm_preprocessing)(timm_model), run),
-    )
+    weights_input = (weights_source.input or timm_preprocessing)(timm_model)
+    card = ModelCard(spec, (), _load_or_make_preprocessing(settings, data, weights_input, run))
     # Raises an error if crop settings are invalid.
     make_crop_transforms(settings, Normalisation(card.preprocessing.mean, card.preprocessing.std))
-    monitor = open_monitor(settings, card)
+    monitor = open_monitor(settings, card.preprocessing)
     load_report = load_initial_weights(weights_source, timm_model, objective, ())
     remarks = [
         *images.notes,
@@ -120,9 +124,8 @@ def assemble(
 def _open_and_resolve(
     settings: PretrainSettings, bars: Bars, run: RunFolder | None, weights_source: WeightsSource
 ) -> tuple[SplitImages, DataAndMachine, PretrainSettings, dict[str, str]]:
-    """Open the images, choose the unset settings, and decode the images at the chosen size.
+    """Open the images, choose the unset settings with their reasons, and decode the images at the chosen size.
 
-    Returns the images with their split, facts about them, the settings, and the reason for each chosen setting.
     Settings that depend on the number of images are chosen again after unreadable images were skipped.
     """
     with bars("looking through shards") as advance:
@@ -132,18 +135,15 @@ def _open_and_resolve(
     first_facts = replace(undecoded_data.facts(), initial_weights=weights_source.facts)
     first_settings, _ = resolve_pretraining(settings, first_facts)
     hardware(first_settings)  # raises an error for a missing device before images are decoded
+    reading = decode_options_for_size(first_settings.img_size, base_reading)
     with bars("reading images") as advance:
-        images = decode_images(
-            undecoded, settings, decode_options_for_size(first_settings.img_size, base_reading), advance
-        )
+        images = decode_images(undecoded, settings, reading, advance)
     data = SplitImages(images, _split_images(images) if run is None else stored_split(run, images))
     facts = replace(data.facts(), initial_weights=weights_source.facts)
     settings, reasons = resolve_pretraining(settings, facts)
-    if settings.img_size is not None and decode_options_for_size(settings.img_size).side != images.decode_options.side:
-        data = replace(
-            data,
-            images=decode_images(images, settings, decode_options_for_size(settings.img_size, images.decode_options)),
-        )
+    reading = decode_options_for_size(settings.img_size, images.decode_options)
+    if settings.img_size is not None and reading.side != images.decode_options.side:
+        data = replace(data, images=decode_images(images, settings, reading))
     return data, facts, settings, reasons
 
 
@@ -166,12 +166,14 @@ def _load_or_make_preprocessing(
     stored = stored_preprocessing(run)
     if stored is not None:
         return stored
-    statistics = normalisation(settings, data, weights_input)
-    size = height_and_width(settings.img_size)
-    ratio = 1.0 if min(size) <= SMALL_SIDE or settings.resize != "crop" else WeightsPreprocessing().crop_ratio
-    reading, interpolation = data.images.decode_options, WeightsPreprocessing().interpolation
-    chosen_input = Preprocessing(size, ratio, interpolation, statistics.mean, statistics.std, reading.value_range)
-    return replace(chosen_input, channel_ranges=reading.channel_ranges, resize=settings.resize)
+    statistics, size = normalisation(settings, data, weights_input), height_and_width(settings.img_size)
+    reading, esvit = data.images.decode_options, WeightsPreprocessing()
+    return Preprocessing(
+        size,
+        1.0 if min(size) <= SMALL_SIDE or settings.resize != "crop" else esvit.crop_ratio,
+        esvit.interpolation,
+        *(statistics.mean, statistics.std, reading.value_range, settings.resize, reading.channel_ranges),
+    )
 
 
 def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) -> ImageSet:
@@ -194,22 +196,6 @@ def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) 
     return images
 
 
-def open_monitor(settings: PretrainSettings, card: ModelCard) -> Monitor | None:
-    """Return the nearest-neighbour monitor on the labelled images of `--monitor`; None if `--monitor` is not given."""
-    if settings.monitor is None:
-        return None
-    return knn_monitor(
-        settings.monitor,
-        card.preprocessing,
-        max_images=settings.monitor_images,
-        seed=settings.seed,
-        workers=settings.workers,
-        on_bad_image=settings.on_bad_image,
-        device=settings.device,
-        data_root=settings.data_root,
-    )
-
-
 def _split_images(images: ImageSet) -> Split:
     """Put all images into the split "train", except images that `paucal train` would use as test images."""
     part = held_out_part(images.declared_splits)
@@ -221,19 +207,6 @@ def _split_images(images: ImageSet) -> Split:
         verb = "is" if n_held_out == 1 else "are"
         text = f"the {counted(n_held_out, 'image')} of the declared {part} part{reason} {verb} left out"
     return Split(parts, f"{text}; labels are not used")
-
-
-def _check_images(settings: PretrainSettings, n_train: int, min_images: int) -> None:
-    """Raise a UserError if there are fewer training images than the method or a training step needs."""
-    if n_train < min_images:
-        raise UserError(
-            f"there is only {n_train} image, but {settings.method} compares several images: give more images."
-        )
-    if n_train < settings.effective_batch:
-        raise UserError(
-            f"a step needs {counted(settings.effective_batch, 'image')}, but there are {n_train}: give a smaller "
-            "--batch-size, or more images."
-        )
 
 
 def with_esvit_padding(settings: PretrainSettings) -> tuple[PretrainSettings, list[str]]:
@@ -259,3 +232,58 @@ def timm_name(name: str) -> str:
     """
     is_esvit_swin = name.startswith(f"{ESVIT_PREFIX}swin_") and name in timm.list_models()
     return name.removeprefix(ESVIT_PREFIX) if is_esvit_swin else name
+
+
+def make_crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
+    """Return the global crops, which have the given size, and then one group of local crops per local size."""
+    counts, sizes = settings.local_crops, settings.local_size
+    if len(counts) != len(sizes) and sum(counts):
+        raise UserError(
+            f"--local-crops has {len(counts)} numbers and --local-size has {len(sizes)}: give a number of crops for "
+            "each size."
+        )
+    scale = _scale_range("global_scale", settings.global_scale)
+    local_scale = _scale_range("local_scale", settings.local_scale)
+    groups = [Crops(settings.global_crops, size, scale)]
+    groups += [Crops(count, side, local_scale) for count, side in zip(counts, sizes, strict=False) if count]
+    if settings.global_crops < 1 or sum(group.count for group in groups) < 2:
+        raise UserError(
+            f"--global-crops {settings.global_crops} and --local-crops {sum(counts)} give no pair of crops to compare: "
+            "use 2 crops or more, at least one of which is global."
+        )
+    return groups
+
+
+def make_crop_transforms(settings: PretrainSettings, statistics: Normalisation):
+    """Return a (transform, number of crops) pair per crop group; raise a UserError for invalid crops or blur radii."""
+    size = height_and_width(settings.img_size)
+    groups, blur = make_crop_groups(settings, size), BLUR if settings.blur is None else tuple(settings.blur)
+    if len(blur) != 2 or not 0 <= blur[0] <= blur[1] <= MAX_SIDE:
+        raise UserError(
+            f"--blur is {settings.blur}; expected the smallest and the largest radius in pixels, such as 0.1 2.0."
+        )
+    return build_crop_transforms(
+        settings.pipeline, groups, statistics, size, blur, settings.hflip, resize=settings.resize
+    )
+
+
+def describe_crops(settings: PretrainSettings) -> str:
+    """Return the crops as text, such as "2 crops of 224x224 and 8 crops of 96x96"."""
+    groups = make_crop_groups(settings, height_and_width(settings.img_size))
+    return " and ".join(
+        f"{counted(group.count, 'crop')} of {'x'.join(map(str, group.sides or ()))}" for group in groups
+    )
+
+
+def relative_pixels(groups: Sequence[Crops]) -> float:
+    """Return the number of pixels in all crops of an image, divided by the number of pixels in a global crop."""
+    pixels = [math.prod(group.sides or ()) for group in groups]
+    return sum(group.count * area for group, area in zip(groups, pixels, strict=True)) / pixels[0]
+
+
+def _scale_range(name: str, values: list[float] | None) -> tuple[float, float]:
+    if values is None or len(values) != 2 or not 0 < values[0] <= values[1] <= 1:
+        raise UserError(
+            f"{flag(name)} is {values}; expected two fractions of the area, smallest and largest, such as 0.4 1.0."
+        )
+    return values[0], values[1]

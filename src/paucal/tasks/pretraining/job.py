@@ -33,11 +33,9 @@ from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges
 from paucal.settings.shared import DataSettings
 from paucal.settings.values import with_settings_signature
-from paucal.tasks.pretraining.assembly import PretrainingSetup, assemble
-from paucal.tasks.pretraining.crops import describe_crops, make_crop_transforms
+from paucal.tasks.pretraining.assembly import PretrainingSetup, assemble, describe_crops, make_crop_transforms
 from paucal.tasks.pretraining.monitor import KNN_SCORE
-from paucal.tasks.pretraining.stage_watch import StageWatch
-from paucal.tasks.pretraining.stages import add_parameters, lacks_parameters
+from paucal.tasks.pretraining.stage_watch import StageWatch, add_parameters, lacks_parameters
 from paucal.training import Optimization, Outcome, Validation, WarmupThenCosine
 from paucal.wording import counted, percent
 
@@ -61,7 +59,7 @@ class PretrainResult(FinishedRun):
 
 
 def summary(setup: PretrainingSetup, outcome: Outcome, stage_watch: StageWatch) -> dict[str, Any]:
-    """Return the content of `summary.json` without the next steps; the report page shows this content."""
+    """Return the content of `summary.json` and of the report page, without the next steps."""
     settings, data, verdict = setup.settings, setup.data, stage_watch.watcher.verdict
     # None if the run has no monitor; NaN if features were not finite.
     knn_accuracy = outcome.rows[-1].get(KNN_SCORE)

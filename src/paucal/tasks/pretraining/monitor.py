@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
 
 import numpy as np
 import torch
@@ -20,55 +19,45 @@ from paucal.distributed import rank, world_size
 from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.evaluation.protocols.data import balanced_sample, evaluation_data
 from paucal.evaluation.protocols.knn import PRINTED_K, knn_scores
+from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.metrics.measures import hits
 from paucal.models.preprocessing import Preprocessing
 from paucal.runner.images import decode_images
-from paucal.settings.shared import DataSettings
 from paucal.types import UserError
 
 # A function that takes a model and the device of the model, and returns scores by name.
 Monitor = Callable[[nn.Module, torch.device], Mapping[str, float]]
 
-MAX_IMAGES = 5000  # default of the maximum number of images that the monitor uses
 QUERY_EVERY = 4  # one image in four is a query; the other images are possible neighbours
 KNN_SCORE = "val_knn"  # name of the accuracy in the metrics
 
 
-def knn_monitor(
-    location: str,
-    preprocess: Preprocessing,
-    *,
-    max_images: int = MAX_IMAGES,
-    seed: int = 0,
-    workers: int = 0,
-    device: str = "cpu",
-    data_root: str | None = None,
-    on_bad_image: Literal["refuse", "skip"] = "refuse",
-) -> Monitor:
-    """Open labelled images; return a function that scores a timm model by a weighted nearest-neighbour classifier.
+def open_monitor(settings: PretrainSettings, preprocess: Preprocessing) -> Monitor | None:
+    """Open the labelled images of `--monitor`; return a function that scores a timm model by its nearest neighbours.
 
     Each test image is classified by its 20 nearest training images (`protocols.knn`); the score is the accuracy.
     Nothing is trained, and no image is augmented. Images without a declared split are split once, by the seed. With
     several processes, each process reads some of the images. Every process returns {"val_knn": accuracy}; the accuracy
-    is NaN if features are not finite.
+    is NaN if features are not finite. The result is None if `--monitor` is not given.
 
-    From a larger data set, only `max_images` images are used: three quarters as neighbours and one quarter as queries,
-    with the classes as balanced as possible. `device` is the training device: on a CPU, batches that fit in the cache
-    are read without worker processes.
+    From a larger data set, only `--monitor-images` images are used: three quarters as neighbours and one quarter as
+    queries, with the classes as balanced as possible.
     """
-    if max_images < QUERY_EVERY:
+    if settings.monitor is None:
+        return None
+    if settings.monitor_images < QUERY_EVERY:
         raise UserError(
-            f"--monitor-images is {max_images}; expected at least {QUERY_EVERY}, preferably some thousands."
+            f"--monitor-images is {settings.monitor_images}; expected at least {QUERY_EVERY}, preferably some "
+            "thousands."
         )
-    settings = DataSettings(location, data_root, on_bad_image=on_bad_image)
-    images, bank, queries = _open_monitor_images(settings, max_images, seed, preprocess.decode_options)
-    indices, batch_size = np.concatenate([bank, queries]), inference_batch_size(preprocess.image_size, device)
+    images, bank, queries = _open_monitor_images(settings, settings.monitor, preprocess.decode_options)
+    indices, batch_size = np.concatenate([bank, queries]), inference_batch_size(preprocess.image_size, settings.device)
     height, width = preprocess.image_size
     batches = CachedBatches(
         lambda n: make_eval_loader(images, indices, preprocess.transform(), batch_size, n, rank(), world_size()),
         n_bytes=len(indices) * height * width * 3 * 4,
-        workers=workers,
-        device=device,
+        workers=settings.workers,
+        device=settings.device,  # on a CPU, batches that fit in the cache are read without worker processes
     )
     feature_models: list[_PooledFeatures] = []  # holds only the model of the last call; empty before the first call
 
@@ -94,11 +83,12 @@ class _PooledFeatures(nn.Module):
 
 
 def _open_monitor_images(
-    settings: DataSettings, max_images: int, seed: int, reading: DecodeOptions
+    settings: PretrainSettings, location: str, reading: DecodeOptions
 ) -> tuple[ImageSet, NDArray[np.int64], NDArray[np.int64]]:
     """Return the images, the indices of the neighbours, and the indices of the queries."""
+    max_images, seed = settings.monitor_images, settings.seed
     with _explain_missing_labels():
-        images = open_images(settings.data, root=settings.data_root)
+        images = open_images(location, root=settings.data_root)
         if not images.has_single_labels:
             raise UserError(f"{images.location} has images without a label")
     try:

@@ -1,22 +1,33 @@
-"""The watcher of a pre-training run: detects collapse, rolls back, and starts the next stage."""
+"""The watcher of a pre-training run: detects collapse, rolls back, and starts the next stage.
+
+EsViT (section 4.1, figure 4) may add its region task at epoch 200 of 300 to a run that began with only the view task.
+The published code then silently loses the optimizer state, since the sizes of the parameter groups change. Here the
+optimizer's moments are matched by the names of their parameters, and only the moments of the new head start at zero.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
+import torch
+from torch import nn
+
 from paucal.evaluation.collapse import Verdict, grace_period
 from paucal.methods.contract import RunScale
 from paucal.methods.pretraining import method_of
+from paucal.objectives import Objective
 from paucal.runner.console import Console
 from paucal.runner.job import EpochListener
 from paucal.runner.resuming import store_changes
 from paucal.runs import RunFolder
+from paucal.runs.weights import load_checkpoint
 from paucal.tasks.pretraining.assembly import PretrainingSetup
 from paucal.tasks.pretraining.monitor import KNN_SCORE
 from paucal.training import checkpoint_rows
+from paucal.training.module import parameter_groups
 from paucal.types import UserError
 from paucal.wording import percent
-from paucal.writing import link_or_copy
+from paucal.writing import link_or_copy, write_atomically
 
 MAX_ROLLBACKS = 2
 HEALTHY_CHECKPOINT = "healthy.ckpt"
@@ -25,6 +36,7 @@ ROLLBACKS_KEY = "rollbacks"  # key in the run's config file
 # A run that starts from trained weights stops if, for MAX_WORSE_EPOCHS epochs in a row, the accuracy of the monitor is
 # more than MAX_ACCURACY_LOSS below its initial value.
 MAX_ACCURACY_LOSS, MAX_WORSE_EPOCHS = 0.01, 2
+OBJECTIVE_PREFIX = "objective."  # prefix of parameter names in the checkpoint's state dict
 
 
 VerdictFunction = Callable[[Sequence[Mapping[str, float]], int | None], Verdict | None]
@@ -43,26 +55,18 @@ class CollapseWatcher:
     A verdict needs several epochs with the same symptom, so the epochs just before a verdict may already be unhealthy.
     An epoch counts as healthy only if it shows no symptom by itself.
 
-    Args:
-        on_collapse: Reaction of the run to a verdict. This class only prints the reaction; `StageWatch` carries it out.
-        judge: Function that returns the verdict, given the metrics of all epochs so far and the number of consecutive
-            epochs that must show a symptom (None for the default).
-        say: Function that prints a line.
-
-    Attributes:
-        verdict: Verdict on the newest epoch; None if the epoch is healthy.
-        healthy_epoch: Newest epoch without a symptom; None if there was no such epoch yet.
+    `judge` returns the verdict, given the metrics of all epochs so far and the number of consecutive epochs that must
+    show a symptom (None for the default). `StageWatch` carries out the reaction `on_collapse`, which is printed here.
     """
 
     def __init__(self, on_collapse: OnCollapse, judge: VerdictFunction, say: Callable[[str], None]) -> None:
         if on_collapse not in get_args(OnCollapse):
             raise UserError(f"--on-collapse is {on_collapse!r}; expected one of {', '.join(get_args(OnCollapse))}.")
-        self.on_collapse, self._say = on_collapse, say
-        self._get_verdict = judge
+        self.on_collapse, self._say, self._get_verdict = on_collapse, say, judge
         self._rows: list[dict[str, float]] = []
         self._history: list[dict[str, Any]] = []
-        self.verdict: Verdict | None = None
-        self.healthy_epoch: float | None = None
+        self.verdict: Verdict | None = None  # on the newest epoch; None if the epoch is healthy
+        self.healthy_epoch: float | None = None  # newest epoch without a symptom; None before such an epoch
 
     def assess(self, row: Mapping[str, float], silent: bool = False) -> Verdict | None:
         """Assess the run after an epoch with the metrics `row`, and print a change of the verdict unless `silent`."""
@@ -98,11 +102,7 @@ class CollapseWatcher:
 
 
 class StageWatch(EpochListener[PretrainingSetup]):
-    """Watches a stage of a run, and ends the stage at its last epoch.
-
-    The run is stopped earlier if training makes pretrained weights worse, or if the networks collapse (except with
-    `--on-collapse warn`).
-    """
+    """Watches a stage of a run, and ends it at its last epoch, or earlier at a collapse or if the weights get worse."""
 
     scores_start = True
 
@@ -184,10 +184,7 @@ class StageWatch(EpochListener[PretrainingSetup]):
         return [f"stopped because of {self._verdict.sentence}", self._verdict.advice]
 
     def _count_worse_epochs(self, row: Mapping[str, float]) -> float | None:
-        """Update the number of epochs in a row that score below the initial weights, if these were trained.
-
-        Returns the score of the initial weights; None if there is no such score.
-        """
+        """Count the epochs in a row that score below trained initial weights; return the score of these weights."""
         start = self.load_start_score() if expects_healthy_start(self.setup) else None
         is_worse = start is not None and row.get(KNN_SCORE, start) < start - MAX_ACCURACY_LOSS
         self._worse_epochs = self._worse_epochs + 1 if is_worse else 0
@@ -218,11 +215,7 @@ class StageWatch(EpochListener[PretrainingSetup]):
 
 
 def expects_healthy_start(setup: PretrainingSetup) -> bool:
-    """Return whether the run is expected to be healthy from its first step.
-
-    True if the run starts from sufficiently trained weights, and if the method's health metrics do not depend on new
-    heads.
-    """
+    """Return whether the run starts from trained weights, with a method whose health metrics need no trained heads."""
     report = setup.load_report
     return report is not None and not report.undertrained and method_of(setup.settings).healthy_from_start
 
@@ -234,3 +227,40 @@ def health_scale(setup: PretrainingSetup) -> RunScale:
     dim = setup.objective.backbones()[0].dim
     grace = 0 if expects_healthy_start(setup) else grace_period(plan.total_steps, warmup)
     return RunScale(dim, settings.batch_size, grace)
+
+
+def lacks_parameters(run: RunFolder, objective: nn.Module) -> bool:
+    """Return whether the run has a checkpoint in which parameters of an objective are missing."""
+    if not run.last.exists():
+        return False
+    saved_state = load_checkpoint(run.last)["state_dict"]
+    return any(OBJECTIVE_PREFIX + name not in saved_state for name in objective.state_dict())
+
+
+def add_parameters(run: RunFolder, objective: Objective) -> None:
+    """Add the missing parameters of an objective to a run's checkpoint, so that the objective can resume from it."""
+    state = load_checkpoint(run.last)
+    parameters = {OBJECTIVE_PREFIX + name: value for name, value in objective.state_dict().items()}
+    state["state_dict"] = {name: state["state_dict"].get(name, value) for name, value in parameters.items()}
+    state["optimizer_states"] = [_renumber(optimizer_state, objective) for optimizer_state in state["optimizer_states"]]
+    write_atomically(run.last, lambda file: torch.save(state, file))
+
+
+def _renumber(optimizer_state: dict[str, Any], objective: Objective) -> dict[str, Any]:
+    """Return the optimizer state with its parameters renumbered to match the parameter groups of an objective."""
+    numbers = [number for group in optimizer_state["param_groups"] for number in group["params"]]
+    names = [name for group in optimizer_state["param_groups"] for name in group["names"]]
+    moments = {
+        name: optimizer_state["state"][number]
+        for name, number in zip(names, numbers, strict=True)
+        if number in optimizer_state["state"]
+    }
+    old_groups = {(group["label"], group["decayed"]): group for group in optimizer_state["param_groups"]}
+    state, groups = {}, []
+    for group in parameter_groups(objective, objective.parameter_group, objective.decays_tables):
+        first = sum(len(earlier["params"]) for earlier in groups)
+        indices = list(range(first, first + len(group["names"])))
+        state |= {index: moments[name] for index, name in zip(indices, group["names"], strict=True) if name in moments}
+        old_group = old_groups.get((group["label"], group["decayed"]), optimizer_state["param_groups"][0])
+        groups.append({**old_group, **{key: group[key] for key in ("names", "label", "decayed")}, "params": indices})
+    return {**optimizer_state, "state": state, "param_groups": groups}

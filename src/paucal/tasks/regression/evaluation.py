@@ -23,7 +23,6 @@ from paucal.wording import images_text, percent
 from paucal.writing import csv_text, write_text
 
 Array = NDArray[np.float64]
-UNDEFINED = "undefined"  # text for a score that is NaN
 # Title and explanation of each score.
 TITLES = {
     "exact": ("grades exactly right", "fraction of images"),
@@ -47,16 +46,14 @@ def evaluate_regression(
     progress: Any,
     groups: NDArray[np.int64] | None = None,
 ) -> tuple[RegressionReport, IntervalPredictions]:
-    """Return the scores of a regression model on some images of a data set, and the predictions for these images.
+    """Return the scores of a regression model on the images at `indices`, and the predictions for these images.
 
-    `indices` are the indices of these images, `loader` reads the images in this order, and `truth` are their (N,)
-    target values. `groups` has the group of each image of the data set, or is None if images are independent.
-    `progress` is called with the number of finished images and the number of all images.
+    `loader` reads these images in this order, and `truth` are their (N,) target values. `groups` has the group of each
+    image of the data set, or is None if images are independent.
     """
     card = card_of(model)
-    predictions = card.read(
-        predict_in_order(model.module, loader, indices, model.device, progress)[:, 0].double().numpy()
-    )
+    outputs = predict_in_order(model.module, loader, indices, model.device, progress)
+    predictions = card.read(outputs[:, 0].double().numpy())
     has_grades, bounds = card.grades is not None, (predictions.low, predictions.high)
     part_groups = None if groups is None else groups[indices]
     report = regression_report(
@@ -74,11 +71,7 @@ def write_scores(
     truth: Array,
     numbers: IntervalPredictions,
 ) -> None:
-    """Write `metrics.json`, `predictions.csv` and the plot of predicted against true values.
-
-    `indices` are the indices of the evaluated images, and `numbers` has the predicted value and the prediction interval
-    of each of these images.
-    """
+    """Write `metrics.json`, `predictions.csv` and the plot of predicted against true values of the images `indices`."""
     folder.mkdir(parents=True, exist_ok=True)
     plots.mkdir(parents=True, exist_ok=True)
     half_width = report.half_width
@@ -97,10 +90,9 @@ def write_scores(
 
 
 def draw_predictions(truth: Array, predicted: Array, half_width: float) -> Figure:
-    """Draw predicted against true values, the line of perfect predictions, and a band of prediction intervals.
+    """Draw predicted against true values, and the band of prediction intervals unless `half_width` is infinite.
 
-    Each image is a point; coinciding points are drawn as a single point, whose area is proportional to their number.
-    The band is not drawn if `half_width` is infinite.
+    Coinciding points are drawn as a single point, whose area is proportional to their number.
     """
     figure = Figure(figsize=(5.5, 5.0), layout="constrained")
     axes = figure.subplots()
@@ -123,7 +115,7 @@ def format_regression_score(score: Score, name: str) -> tuple[str, str]:
     """Return the score called `name` and its interval as texts; the second text is "" if the score has no interval."""
     format_value = percent if name in ("coverage", "exact") else "{:.3g}".format
     if not np.isfinite(score.value):  # R² of images that all have the same target value
-        return UNDEFINED, ""
+        return "undefined", ""
     if score.low is None or score.high is None:
         return format_value(score.value), ""
     return format_value(score.value), f"{format_value(score.low)} to {format_value(score.high)}"

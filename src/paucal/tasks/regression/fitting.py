@@ -21,20 +21,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class FittedRidge:
-    """A linear function of raw (not standardised) features, with its cross-validated errors.
+    """A linear function of raw (not standardised) features, with its cross-validated errors."""
 
-    Attributes:
-        weight: (D,) weights.
-        bias: Bias in the unit of the target.
-        strength: L2 penalty on standardised features and targets.
-        residuals: (N,) predictions minus targets of the training images; each prediction is from a fit to the other
-            folds.
-    """
-
-    weight: Array
-    bias: float
-    strength: float
-    residuals: Array
+    weight: Array  # (D,)
+    bias: float  # in the unit of the target
+    strength: float  # L2 penalty on standardised features and targets
+    residuals: Array  # (N,) predictions, each from a fit to the other folds, minus targets of the training images
 
     def predict(self, features: Array) -> Array:
         """Return the (N,) predicted values for (N, D) features."""
@@ -77,11 +69,8 @@ def _fit_weights(features: Array, targets: Array, strength: float) -> tuple[Arra
 def fit_grades(outputs: Array, truth: Array, lowest: int, highest: int) -> tuple[CumulativeLogitModel, float]:
     """Fit an ordinal model of grades by maximum likelihood; return the model and the margin of its 90 % intervals.
 
-    Args:
-        outputs: (N,) outputs of the regression, each from a fit that did not include the image.
-        truth: (N,) true grades, whole numbers.
-        lowest: Lowest grade.
-        highest: Highest grade.
+    `outputs` are the (N,) outputs of the regression, each from a fit that did not include the image, and `truth` the
+    (N,) true grades, whole numbers from `lowest` to `highest`.
     """
     rows, index = np.arange(len(truth)), (truth - lowest).astype(np.int64)
 

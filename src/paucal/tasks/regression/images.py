@@ -33,11 +33,7 @@ class ImagesWithTargets(SplitImages):
 
 
 def read_targets(images: ImageSet, column: str, min_targets: int = MIN_TARGETS) -> tuple[ImageSet, NDArray[np.float64]]:
-    """Return the images that have a target value in a column of the table, and their (N,) target values.
-
-    Raises a UserError if there is no such column, if a table cell is not a number, or if fewer than `min_targets`
-    images have a target value.
-    """
+    """Return the images that have a target value in a column of the table, and their (N,) target values."""
     if column not in images.columns:
         column_names = ", ".join(map(repr, images.columns)) or "no further columns"
         limit_note = f" (only {MAX_COLUMNS} columns are read)" if len(images.columns) >= MAX_COLUMNS else ""
@@ -63,10 +59,7 @@ def describe_targets(targets: NDArray[np.float64]) -> str:
 
 
 def grades_note(targets: NDArray[np.float64], column: str) -> Sequence[str]:
-    """Return a note, in a list, if the targets are a few consecutive whole numbers; an empty list otherwise.
-
-    The note suggests learning such targets as grades or as classes.
-    """
+    """Return a note, in a list, if the targets are a few consecutive whole numbers that could be grades or classes."""
     values = np.unique(targets)
     if not are_grades(targets) or np.ptp(values) != len(values) - 1:
         return []
@@ -92,10 +85,7 @@ def require_grades(targets: NDArray[np.float64], column: str) -> None:
 
 
 def split_images_with_targets(settings: TrainSettings, images: ImageSet, run: RunFolder | None) -> Split:
-    """Return the split stored in `run`, the split of `--split`, or else a new split without validation images.
-
-    Validation images are not needed, since errors are estimated by cross-validation on the training images.
-    """
+    """Return the split stored in `run`, the split of `--split`, or else a new split without validation images."""
     if run is not None:
         return stored_split(run, images)
     if settings.split is not None:

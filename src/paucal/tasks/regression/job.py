@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.stage_classifier import add_stage_classifier, last_stage_poolings
 from paucal.backbones.weights.inputs import timm_preprocessing
 from paucal.evaluation.predictions import predict_in_order
@@ -21,6 +22,7 @@ from paucal.models.features import ClassifierInputExtractor, StageClassifierInpu
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.regression import INTERVAL_LEVEL, RegressionCard
 from paucal.models.trained import TrainedModel, save_trained
+from paucal.objectives.base import Objective
 from paucal.report.regression import write_regression_report
 from paucal.rules.resolve import backbone_spec
 from paucal.runner.images import (
@@ -63,9 +65,9 @@ from paucal.tasks.regression.images import (
     require_grades,
     split_images_with_targets,
 )
-from paucal.tasks.regression.model import FrozenNetwork, load_regressor
+from paucal.tasks.regression.model import load_regressor
 from paucal.training import Optimization, Outcome, Plan
-from paucal.types import UserError
+from paucal.types import Batch, LossTerms, Progress, UserError
 from paucal.wording import counted
 
 # Settings that --target supports; all other settings are for the training of a network.
@@ -92,14 +94,33 @@ class RegressionResult(EvaluatedRun):
         return load_regressor(self.folder)
 
 
+class FrozenNetwork(Objective):
+    """A frozen network whose one-output linear classifier receives the weights of the fitted regression."""
+
+    def __init__(self, backbone: FeatureBackbone) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, batch: Batch, progress: Progress) -> LossTerms:
+        """Raise an error: the network is not trained."""
+        raise NotImplementedError("a regression on frozen features trains no network")
+
+    def deployable(self) -> nn.Module:
+        """Return the timm model."""
+        return self.backbone.model
+
+    def backbones(self) -> list[FeatureBackbone]:
+        """Return the only backbone, in a list."""
+        return [self.backbone]
+
+
 def _fit_best_ridge(
     network: nn.Module, size: tuple[int, int], features: Array, targets: Array, seed: int
 ) -> tuple[nn.Module, FittedRidge, bool]:
     """Fit a ridge regression; return the network with the fitted weights, the fit, and whether the fit uses stage maps.
 
-    The first columns of the (N, D) features are the inputs of the network's classifier. If the network has feature
-    maps, the other columns are pooled maps of the last stages; cross-validation decides whether the regression uses
-    these columns.
+    The first columns of the (N, D) features are the inputs of the network's classifier. The other columns, if any, are
+    pooled maps of the last stages; cross-validation decides whether the regression uses them.
     """
     classifier = linear_classifier(network)
     assert classifier is not None

@@ -25,10 +25,10 @@ from paucal.methods.drloc import DRLOC_LOSS
 from paucal.models.named import open_named
 from paucal.models.trained import TrainedModel
 from paucal.objectives import DrLoc
-from paucal.objectives.drloc_options import DrLocOptions
+from paucal.objectives.drloc import DrLocOptions
 from paucal.runs import open_model_folder
 from paucal.runs.weights import load_checkpoint
-from paucal.tasks.classification.finishing import LOSS_COLUMN
+from paucal.tasks.classification.trainer_inputs import LOSS_COLUMN
 from paucal.types import UserError
 from paucal.verbs.explain.inputs import ExplainInput, convert_model_input, file_stem, stack_views
 from paucal.verbs.explain.settings import PATCH_POSITION

@@ -26,7 +26,7 @@ from paucal.runs import RunFolder
 from paucal.tasks.classification import finishing
 from paucal.tasks.classification.assembly import PROCESSES_REMARK, assemble
 from paucal.tasks.classification.auto_tune import auto_tune as auto_tune_module
-from paucal.tasks.classification.auto_tune import first_model, head_race, refit, trials, tuning
+from paucal.tasks.classification.auto_tune import first_model, refit, trials, tuning
 from paucal.tasks.classification.auto_tune.auto_tune import MAX_SCRATCH_EPOCHS
 from paucal.tasks.classification.auto_tune.first_model import pick_fastest_good_candidate, select_affordable_candidates
 from paucal.tasks.classification.auto_tune.heads import HEADS
@@ -60,7 +60,8 @@ def shared_photos(tmp_path_factory):
 @pytest.fixture
 def data(shared_photos, tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
-    monkeypatch.setattr(head_race, "N_REPEATS", 1)  # test_few_images makes runs with all of them
+    # test_few_images makes runs with all repeats.
+    monkeypatch.setattr("paucal.tasks.classification.auto_tune.heads.N_REPEATS", 1)
     return shared_photos
 
 

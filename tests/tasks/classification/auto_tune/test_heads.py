@@ -7,16 +7,18 @@ import torch.nn.functional as F
 
 from paucal.data.randomness import derive_seed
 from paucal.evaluation.protocols.classifier import draw_folds
-from paucal.tasks.classification.auto_tune.head_race import (
+from paucal.tasks.classification.auto_tune.heads import (
     DEFAULT_HEAD,
+    HEADS,
     MEAN_HEAD,
     N_FOLDS,
     N_REPEATS,
     compare_heads,
+    fit_gaussian,
+    fit_mixture,
     held_out_logits,
     repeated_folds,
 )
-from paucal.tasks.classification.auto_tune.heads import HEADS, fit_gaussian, fit_logistic_stages, fit_mixture
 from paucal.tasks.classification.auto_tune.probe import fit_head, fit_logistic_regression, standardise
 
 LOGISTIC, GAUSSIAN = HEADS
@@ -55,7 +57,7 @@ def test_standardised__fits_in_coordinates_are_those_in_features(rows, dim, fit)
     features, labels = draw(rows, dim)
     standard = standardise(5 + 3 * features)
     quick, slow = fit(standard.coordinates, labels, 3), fit(standard.rows, labels, 3)
-    scale = 1 if fit is fit_logistic_stages else dim / standard.coordinates.shape[1]
+    scale = dim / standard.coordinates.shape[1] if fit is fit_gaussian else 1
     weight, bias = standard.unstandardise(quick.weight, quick.bias)
     answers = (5 + 3 * features.double()) @ weight.T + bias
     torch.testing.assert_close(scale * answers, slow.scores(standard.rows), atol=2e-3, rtol=2e-3)

@@ -7,7 +7,7 @@ import torch
 from paucal.data.randomness import derive_seed
 from paucal.evaluation.protocols.classifier import draw_folds
 from paucal.metrics.intervals import cross_validated, wilson_share
-from paucal.tasks.classification.auto_tune.head_race import N_FOLDS, N_REPEATS
+from paucal.tasks.classification.auto_tune.heads import N_FOLDS, N_REPEATS
 from paucal.tasks.classification.auto_tune.learning_curve import (
     _extrapolate,
     _forecast,

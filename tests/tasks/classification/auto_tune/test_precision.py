@@ -7,7 +7,7 @@ from paucal.models.precision import PrecisionChoice
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, resume
 from paucal.runs import RunFolder
-from paucal.tasks.classification.auto_tune import auto_tune, first_model, head_race, precision
+from paucal.tasks.classification.auto_tune import auto_tune, first_model, precision
 from paucal.tasks.classification.job import TrainingJob
 from tasks.classification.auto_tune.carried import ONE_WAY, install
 from tasks.classification.auto_tune.test_auto_tune import RecordingConsole, photos, rungs_of, started_from
@@ -26,7 +26,8 @@ def shared_photos(tmp_path_factory):
 @pytest.fixture
 def data(shared_photos, tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
-    monkeypatch.setattr(head_race, "N_REPEATS", 1)  # test_few_images makes runs with all of them
+    # test_few_images makes runs with all repeats.
+    monkeypatch.setattr("paucal.tasks.classification.auto_tune.heads.N_REPEATS", 1)
     monkeypatch.setattr(precision, "bfloat16_flags", lambda: ("avx512_bf16",))
     monkeypatch.setattr(precision, "choose_precision", lambda *_, **__: FASTER)
     return shared_photos

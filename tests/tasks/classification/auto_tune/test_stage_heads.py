@@ -18,10 +18,9 @@ from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights
 from paucal.tasks.classification.auto_tune import auto_tune as auto_tune_module
 from paucal.tasks.classification.auto_tune import first_model
-from paucal.tasks.classification.auto_tune.head_race import MEAN_HEAD, HeadComparison
-from paucal.tasks.classification.auto_tune.heads import HEADS, fit_mixture
+from paucal.tasks.classification.auto_tune.heads import HEADS, MEAN_HEAD, HeadComparison, fit_mixture
 from paucal.tasks.classification.auto_tune.probe import Head
-from paucal.tasks.classification.auto_tune.stored_heads import PROBE_FILE
+from paucal.tasks.classification.auto_tune.record import PROBE_FILE
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 from tasks.classification.auto_tune.carried import MODEL, ONE_WAY, install

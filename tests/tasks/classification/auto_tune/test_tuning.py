@@ -12,11 +12,10 @@ from paucal.evaluation.predictions import Predictions
 from paucal.methods.training_settings import TrainSettings
 from paucal.tasks.classification.auto_tune import tuning
 from paucal.tasks.classification.auto_tune.auto_tune import long_run_schedule
-from paucal.tasks.classification.auto_tune.paired_losses import calibrated_losses, is_better
-from paucal.tasks.classification.auto_tune.record import EvaluatedModel, TuneRecord
+from paucal.tasks.classification.auto_tune.record import EvaluatedModel, TuneRecord, calibrated_losses, is_better
 from paucal.tasks.classification.auto_tune.trials import FAILED_LOSS, TuningPreset, best_trial_index, presets_for
 from paucal.tasks.classification.auto_tune.tuning import UNTRIED_SUFFIX, CostEstimate, choose_preset, equalise_trials
-from paucal.tasks.classification.optimization import make_optimization
+from paucal.tasks.classification.trainer_inputs import make_optimization
 from paucal.training import CosineWarmup, Plan
 
 

@@ -24,10 +24,14 @@ from paucal.runs import RunFolder
 from paucal.runs.weights import save_weights
 from paucal.tasks.classification import checks, finishing
 from paucal.tasks.classification.assembly import assemble
-from paucal.tasks.classification.auto_tune import first_model, head_race, refit, unlabelled_head
+from paucal.tasks.classification.auto_tune import first_model, refit, unlabelled_head
 from paucal.tasks.classification.auto_tune import unlabelled as step
-from paucal.tasks.classification.auto_tune.head_race import HeldOutLogits, read_held_out_logits
-from paucal.tasks.classification.auto_tune.heads import fit_gaussian, fit_soft_gaussian
+from paucal.tasks.classification.auto_tune.heads import (
+    HeldOutLogits,
+    fit_gaussian,
+    fit_soft_gaussian,
+    read_held_out_logits,
+)
 from paucal.tasks.classification.auto_tune.probe import fit_logistic_regression
 from paucal.tasks.classification.auto_tune.record import EvaluatedModel, TuneRecord
 from paucal.tasks.classification.auto_tune.resumed_features import FROZEN_FILE
@@ -42,7 +46,6 @@ from paucal.tasks.classification.auto_tune.unlabelled_head import (
     compute_principal_axes,
     find_temperature,
 )
-from paucal.tasks.classification.finishing import make_validation
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 from tasks.classification.auto_tune.carried import ONE_WAY, install
@@ -166,7 +169,8 @@ def sorted_photos(tmp_path_factory):
 @pytest.fixture
 def data(sorted_photos, tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
-    monkeypatch.setattr(head_race, "N_REPEATS", 1)  # test_few_images makes runs with all of them
+    # test_few_images makes runs with all repeats.
+    monkeypatch.setattr("paucal.tasks.classification.auto_tune.heads.N_REPEATS", 1)
     for name in ("photos", "more"):
         shutil.copytree(sorted_photos / name, tmp_path / name)
     return tmp_path / "photos"
@@ -469,7 +473,7 @@ def test_tuned_model__has_to_beat_the_better_of_both_first_models(data):
     for score, floor in ((0.80, 0.82), (0.84, 0.84)):
         more = EvaluatedModel("more", score, 1.0, {"images": 60, "kept": True})
         record = TuneRecord(probe=EvaluatedModel("probe", 0.82, 1.0), unlabelled=more)
-        assert make_validation(replace(setup, tune_record=record)).floor == floor
+        assert replace(setup, tune_record=record).validation().floor == floor
         assert record.first_model.score == score
 
 

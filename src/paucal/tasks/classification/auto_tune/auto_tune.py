@@ -41,19 +41,16 @@ MAX_SCRATCH_EPOCHS = 300  # maximum number of epochs from random weights
 REPORT_SECONDS = 6.0  # time reserved for the plots and the report page at the end, on an idle core
 
 
-def auto_tune(run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
-    """Choose the number of epochs and the other automatic settings of a run, and store these settings in the run.
-
-    Returns False if a signal stopped a trial.
-    """
+def auto_tune(run: RunFolder, setup: TrainingSetup, console: Console) -> None:
+    """Choose the number of epochs and the other automatic settings of a run, and store these settings in the run."""
     if setup.tune_record is None:
         raise ValueError("this run has no auto-tuning")
     state = TuneState(run, setup, setup.tune_record, console, start_time() - setup.tune_record.spent)
     try:
         if setup.tune_record.candidates and linear_classifier(setup.objective.deployable()) is not None:
-            return _fit_probe_and_choose_preset(state)
-        _choose_epochs_without_probe(state)
-        return True
+            _fit_probe_and_choose_preset(state)
+        else:
+            _choose_epochs_without_probe(state)
     finally:
         state.save()  # stores the time spent, also after a signal
 
@@ -87,9 +84,10 @@ def _choose_epochs_without_probe(state: TuneState) -> None:
     _store_run_length(state, epochs, epoch_seconds, {}, max_epochs=max_epochs)
 
 
-def _fit_probe_and_choose_preset(state: TuneState) -> bool:
+def _fit_probe_and_choose_preset(state: TuneState) -> None:
     """Fit a probe to pretrained weights, then choose a preset and a number of epochs, or keep the probe."""
-    _choose_thread_count(state.setup)
+    if cores_are_shared():  # with other programs: choose the fastest number of threads
+        measure_seconds_per_image(state.setup, choose_threads=True)
     prepare_first_model(state)
     if len(state.record.candidates) > 1 and not state.record.candidate_scores and state.record.probe is None:
         compare_candidates(state)
@@ -114,13 +112,6 @@ def _fit_probe_and_choose_preset(state: TuneState) -> bool:
         epochs = max(1, min(MAX_EPOCHS, int(state.seconds_left(cost.pixel_ratio) / cost.epoch_seconds)))
     changes = {"img_size": cost.image_size, **settings_to_store(state.setup, preset)}
     _store_run_length(state, epochs, cost.epoch_seconds, changes, cost.pixel_ratio)
-    return True
-
-
-def _choose_thread_count(setup: TrainingSetup) -> None:
-    """Choose the fastest number of CPU threads for the run, if other programs use the same cores."""
-    if cores_are_shared():
-        measure_seconds_per_image(setup, choose_threads=True)
 
 
 def _describe_shortage(state: TuneState) -> str:
@@ -200,8 +191,7 @@ def long_run_schedule(epochs: int, lr: float) -> dict[str, Any]:
     return {"schedule_epochs": COSINE_EPOCHS, "warmup_epochs": warmup, "min_lr": CONSTANT_RATE * lr}
 
 
-def _end_with_probe(state: TuneState, reason: str) -> bool:
+def _end_with_probe(state: TuneState, reason: str) -> None:
     state.replace_setup(state.reassemble(epochs=0, freeze_epochs=0), {"epochs": reason})
     state.console.say(f"plan: {reason}")
     state.save(plan=reason, tune=False)
-    return True

@@ -23,20 +23,24 @@ from paucal.runner.images import SplitImages, eval_loader
 from paucal.runner.run_time import end_time_text
 from paucal.settings.shared import JobSettings
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.head_race import (
+from paucal.tasks.classification.auto_tune.heads import (
+    HEADS,
     MAX_RACE_IMAGES,
     HeadComparison,
     compare_heads,
     store_held_out_logits,
 )
-from paucal.tasks.classification.auto_tune.heads import HEADS
 from paucal.tasks.classification.auto_tune.learning_curve import measure_learning_curve, write_curve
-from paucal.tasks.classification.auto_tune.paired_losses import LOSSES_KEY, calibrated_losses
 from paucal.tasks.classification.auto_tune.precision import choose_feature_precision
 from paucal.tasks.classification.auto_tune.probe import MAX_COMPARED, Head, fit_head, score_head, stratified_sample
-from paucal.tasks.classification.auto_tune.record import EvaluatedModel
+from paucal.tasks.classification.auto_tune.record import (
+    LOSSES_KEY,
+    PROBE_FILE,
+    EvaluatedModel,
+    calibrated_losses,
+    save_head,
+)
 from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState, cannot_evaluate_tuning
-from paucal.tasks.classification.auto_tune.stored_heads import PROBE_FILE, save_head
 from paucal.tasks.classification.auto_tune.taught_head import learn_from_teacher
 from paucal.wording import counted, format_duration
 
@@ -64,17 +68,16 @@ def compute_frozen_features(
     staged: bool = False,
     autocast: torch.dtype | None = None,
 ) -> Tensor:
-    """Return (N, D) float32 features on the CPU: the inputs of a network's linear classifier.
+    """Return (N, D) float32 features on the CPU: the inputs of a network's linear classifier for N images.
 
-    The network is moved to the run's device. `indices` are (N,) indices in the data set; `progress` is called with the
-    number of finished images and the number of all images. With `staged`, the pooled feature maps of the last stages
-    are appended, see `StageClassifierInputExtractor`. `autocast` is the dtype of mixed precision; None for float32.
+    The network is moved to the run's device. With `staged`, the pooled feature maps of the last stages are appended,
+    see `StageClassifierInputExtractor`. `autocast` is the dtype of mixed precision; None for float32.
     """
-    device, model = settings.device, model.to(settings.device)
+    model = model.to(settings.device)
     inputs = StageClassifierInputExtractor(model, preprocess.image_size) if staged else ClassifierInputExtractor(model)
     try:
         loader = eval_loader(data, indices, preprocess, settings)
-        return predict_in_order(inputs, loader, indices, device, progress, autocast)
+        return predict_in_order(inputs, loader, indices, settings.device, progress, autocast)
     finally:
         inputs.close()
 
@@ -96,13 +99,11 @@ def compare_candidates(state: TuneState) -> None:
             network, preprocess = trial_setup.objective.deployable(), trial_setup.card.preprocessing
             features = compute_frozen_features(network, setup.data, indices, preprocess, trial_setup.settings, advance)
         head = fit_head(features, labels[rows], len(setup.card.classes), setup.settings.seed, (100.0,), groups)
-        steps.append(
-            EvaluatedModel(name, head.cross_validated or 0.0, time.monotonic() - start_time, {"images": len(rows)})
-        )
+        seconds = time.monotonic() - start_time
+        steps.append(EvaluatedModel(name, head.cross_validated or 0.0, seconds, {"images": len(rows)}))
         if _best_affordable_candidate(state, steps).name == name and trial_setup is not setup:
             state.setup = trial_setup
-        # Estimate the next candidate's time from the last candidate's, since timing a few images says little on a busy
-        # machine.
+        # The next candidate's time is estimated from the last one's: timing a few images says little on a busy machine.
         if sum(step.seconds for step in steps) + NEXT_TIME_RATIO * steps[-1].seconds > max_seconds:
             break
     format_score = setup.data.primary_metric.format_score
@@ -123,10 +124,7 @@ def compare_candidates(state: TuneState) -> None:
 
 
 def _choose_candidate_rows(state: TuneState) -> Tensor | None:
-    """Return the indices of the training images on which to compare the candidates.
-
-    None if there is a single candidate, if the candidates were compared before, or if there is no time to compare them.
-    """
+    """Return the indices of the training images on which to compare the candidates; None to compare no candidates."""
     if len(state.record.candidates) < 2 or state.record.candidate_scores:
         return None
     rows = stratified_sample(_training_labels(state.setup), MAX_CANDIDATE_IMAGES, state.setup.settings.seed)
@@ -187,7 +185,9 @@ def prepare_first_model(state: TuneState) -> None:
     """
     _time_forward_pass(state)
     if state.record.probe is None:
-        _choose_precision(state)
+        state.precision = choose_feature_precision(state.setup)
+        if state.precision.measured:
+            state.console.say(f"precision of the features: {state.precision.reason}")
         state.candidate_rows = _choose_candidate_rows(state)
         _announce_first_model(state)
     else:
@@ -206,12 +206,6 @@ def _time_forward_pass(state: TuneState) -> None:
             setup.objective.deployable(), setup.data, sample, setup.card.preprocessing, setup.settings
         )
         state.image_seconds = (time.perf_counter() - start_time) / len(sample)
-
-
-def _choose_precision(state: TuneState) -> None:
-    state.precision = choose_feature_precision(state.setup)
-    if state.precision.measured:
-        state.console.say(f"precision of the features: {state.precision.reason}")
 
 
 def _announce_first_model(state: TuneState) -> None:
@@ -282,10 +276,7 @@ def fit_probe(state: TuneState) -> None:
 
 
 def copy_with_head(network: nn.Module, card: ModelCard, head: Head, staged: bool) -> tuple[nn.Module, ModelCard]:
-    """Return a copy of a network on the CPU with another head, and the model card of the copy.
-
-    `staged` means that the head also reads the last stages.
-    """
+    """Return a copy of a network on the CPU with another head, and its card; a `staged` head reads more stages."""
     network = copy.deepcopy(network).cpu()
     if staged:
         network = add_stage_classifier(network, card.backbone.image_size)
@@ -297,10 +288,7 @@ def copy_with_head(network: nn.Module, card: ModelCard, head: Head, staged: bool
 
 
 def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: bool = False) -> FittedHead:
-    """Fit a linear head to the features of the network of `setup`, at the image size of `setup`.
-
-    With `race`, the head is compared with heads that also read the last stages, see `compare_heads`.
-    """
+    """Fit a linear head to the features of the network of `setup`; with `race`, compare heads that read more stages."""
     data, settings = setup.data, setup.settings
     train, val = (torch.from_numpy(data.split_indices(name)) for name in ("train", "val"))
     all_labels, rows = torch.from_numpy(data.images.targets).long(), torch.arange(len(train))
@@ -351,16 +339,7 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
         score = score_head(best, best_inputs[count:], labels[count:])
         losses = calibrated_losses(Predictions(val, best.scores(best_inputs[count:]), labels[count:]))
     return FittedHead(
-        head=head,
-        features=features,
-        staged=staged,
-        rows=rows,
-        score=score or 0.0,
-        seconds_per_image=image_seconds,
-        race=result,
-        race_seconds=race_seconds,
-        curve=curve,
-        losses=losses,
+        head, features, staged, rows, score or 0.0, image_seconds, result, race_seconds, curve=curve, losses=losses
     )
 
 

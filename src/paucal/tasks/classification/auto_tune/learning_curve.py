@@ -17,14 +17,8 @@ from paucal.evaluation.protocols.classifier import can_fold_groups
 from paucal.evaluation.protocols.few_labels import draw_few
 from paucal.metrics.intervals import Score, cross_validated, effective_images, independent_images, wilson_share
 from paucal.runs import RunFolder
-from paucal.tasks.classification.auto_tune.head_race import repeated_folds
-from paucal.tasks.classification.auto_tune.probe import (
-    ABSENT_LOGIT,
-    MAX_COMPARED,
-    fit_logistic_regression,
-    standardise,
-    stratified_sample,
-)
+from paucal.tasks.classification.auto_tune.heads import repeated_folds
+from paucal.tasks.classification.auto_tune.probe import MAX_COMPARED, fit_raw_logistic_regression, stratified_sample
 from paucal.wording import percent
 
 CURVE_FILE = "learning_curve.json"
@@ -42,19 +36,13 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """Accuracy against images per class, with a forecast.
+    """Accuracy against images per class, with a forecast for twice as many images as the model has."""
 
-    Attributes:
-        points: Points in ascending order; at the last point, heads are fitted to all images of the training folds.
-        per_class: Mean number of images per class to which the model itself is fitted.
-        forecast: Accuracy with twice as many images as the model has; None for a curve of fewer than three points.
-        gain: Forecast minus the accuracy that the same power law gives for the model's own number of images; None if
-            there is no forecast. The gain is too optimistic if the curve flattens.
-    """
-
-    points: tuple[CurvePoint, ...]
-    per_class: float
-    forecast: Score | None = None
+    points: tuple[CurvePoint, ...]  # ascending; at the last point, heads are fitted to all images of the training folds
+    per_class: float  # mean number of images per class to which the model itself is fitted
+    forecast: Score | None = None  # None for a curve of fewer than three points
+    # Forecast minus the accuracy that the same power law gives for the model's own number of images. The gain is too
+    # optimistic if the curve flattens.
     gain: float | None = None
 
     def __str__(self) -> str:
@@ -72,11 +60,10 @@ class LearningCurve:
 def measure_learning_curve(
     features: Tensor, labels: Tensor, n_classes: int, strength: float, seed: int, groups: Tensor | None = None
 ) -> LearningCurve:
-    """Measure the learning curve of logistic regression on frozen features.
+    """Measure the learning curve of logistic regression on (N, D) frozen features with (N,) labels.
 
-    `features` are (N, D). `labels` are (N,) classes in [0, K), and at least two classes have two images or more.
-    `strength` is the L2 penalty of a fit to all images; for fewer images, it is reduced in proportion. `groups` are
-    (N,) groups whose images stay in one fold; None for independent images.
+    At least two classes have two images or more. `strength` is the L2 penalty of a fit to all images; for fewer images,
+    it is reduced in proportion. `groups` are (N,) groups whose images stay in one fold; None for independent images.
     """
     model_size, subset = len(labels) / n_classes, stratified_sample(labels, MAX_COMPARED, seed)
     features, labels = features[subset], labels[subset]
@@ -91,9 +78,8 @@ def measure_learning_curve(
         for rows, held_out in split:
             subsets = [rows[draw_few(labels[rows], count, derive_seed(seed, repeat))] for count in counts]
             for index, fit_rows in enumerate([*subsets, rows]):
-                standard, fraction = standardise(features[fit_rows]), len(fit_rows) / len(labels)
-                fitted = fit_logistic_regression(standard.coordinates, labels[fit_rows], n_classes, strength * fraction)
-                weight, bias = standard.unstandardise(fitted.weight, fitted.bias.clamp(min=ABSENT_LOGIT))
+                penalty = strength * (len(fit_rows) / len(labels))
+                weight, bias = fit_raw_logistic_regression(features[fit_rows], labels[fit_rows], n_classes, penalty)
                 predicted = (features[held_out].double() @ weight.T + bias).argmax(1)
                 is_correct[index, repeat, held_out.numpy()] = (predicted == labels[held_out]).numpy()
                 fit_sizes[index] += len(fit_rows) / (n_classes * folds * repeats)
@@ -139,13 +125,10 @@ def _forecast(
 ) -> tuple[Score, float]:
     """Return the accuracy at twice the model's number of images, and the gain over the model.
 
-    The error is extrapolated by a power law. The interval of the accuracy comes from a bootstrap over images. The
-    forecast is never below the last accuracy.
-
-    `fit_sizes` are the (P,) numbers of images per class at the points of the curve, and `model_size` is the number of
-    images per class to which the model is fitted. `correct_fractions`, (P, N), are the fractions of the repeats in
-    which each image was classified correctly. `count` is the effective number of independent images (the size of a
-    bootstrap draw), see `cross_validated`.
+    The error is extrapolated by a power law, and the interval comes from a bootstrap over images. `fit_sizes` are the
+    (P,) numbers of images per class at the points, and `correct_fractions` the (P, N) fractions of the repeats in which
+    each image was classified correctly. `count` is the effective number of independent images (the size of a bootstrap
+    draw), see `cross_validated`.
     """
     n_images = correct_fractions.shape[1]
     samples = np.random.default_rng(seed).integers(n_images, size=(BOOTSTRAP_DRAWS, max(1, count)))
@@ -160,11 +143,8 @@ def _forecast(
 
 
 def _extrapolate(sizes: NDArray[np.float64], errors: NDArray[np.float64], size: float) -> NDArray[np.float64]:
-    """Return (D,) accuracies at a size, by a power law through the last point of (P, D) errors at (P,) sizes.
-
-    The exponent is the least-squares slope of the logarithms, or 0 if the error grows.
-    """
+    """Return (D,) accuracies at a size, by a power law through the last point of (P, D) errors at (P,) sizes."""
     x, y = np.log(sizes), np.log(np.maximum(errors, 1e-3))
     centred = (x - x.mean())[:, None]
-    slope = np.minimum(0.0, (centred * y).sum(0) / (centred**2).sum())
+    slope = np.minimum(0.0, (centred * y).sum(0) / (centred**2).sum())  # of least squares; 0 if the error grows
     return 1 - errors[-1] * (size / sizes[-1]) ** slope

@@ -38,18 +38,12 @@ class StandardisedFeatures:
     The fit of a linear classifier with an L2 penalty, or of a Gaussian classifier whose covariance is shrunk towards a
     multiple of the identity, depends only on inner products. With fewer images than features, the fit in coordinates is
     several times as fast; `unstandardise` converts the fitted weights to weights for raw features.
-
-    Attributes:
-        mean: (D,) means of the features.
-        deviation: (D,) standard deviations, shrunk towards the median of all features; 1 if all features are constant.
-        rows: (N, D) float64 standardised features.
-        coordinates: (N, min(N, D)) float64 coordinates, with the inner products of `rows`.
     """
 
-    mean: Tensor
-    deviation: Tensor
-    rows: Tensor
-    coordinates: Tensor
+    mean: Tensor  # (D,)
+    deviation: Tensor  # (D,), shrunk towards the median of all features; 1 if all features are constant
+    rows: Tensor  # (N, D) float64 standardised features
+    coordinates: Tensor  # (N, min(N, D)) float64, with the inner products of `rows`
 
     def unstandardise(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """Return (K, D) weights and (K,) biases for raw features, converted from weights and biases for coordinates."""
@@ -78,20 +72,12 @@ def standardise(features: Tensor) -> StandardisedFeatures:
 
 @dataclass(frozen=True)
 class Head:
-    """A linear classifier for raw (not standardised) features.
+    """A linear classifier for raw (not standardised) features."""
 
-    Attributes:
-        weight: (K, D) float32 weights.
-        bias: (K,) float32 biases.
-        strength: L2 penalty of the fit.
-        cross_validated: Cross-validated accuracy, or mean average precision for several labels; None if there are too
-            few images.
-    """
-
-    weight: Tensor
-    bias: Tensor
-    strength: float
-    cross_validated: float | None
+    weight: Tensor  # (K, D) float32
+    bias: Tensor  # (K,) float32
+    strength: float  # L2 penalty of the fit
+    cross_validated: float | None  # accuracy, or mean average precision for several labels; None for too few images
 
     def copy_to(self, classifier: nn.Linear) -> None:
         """Copy the head into a network's classifier."""
@@ -112,12 +98,11 @@ def fit_head(
     strengths: Sequence[float] = PENALTIES,
     groups: Tensor | None = None,
 ) -> Head:
-    """Fit logistic regression to standardised features, with a cross-validated penalty; return a head for raw features.
+    """Fit logistic regression to (N, D) raw features, with a cross-validated penalty; return a head for raw features.
 
-    `features` are (N, D) raw features. `labels` are (N,) classes in [0, K); or, for several labels, (N, K) values of 1,
-    0 and -1 (unknown), for which each class gets its own binary regression. `strengths` are ascending L2 penalties; of
-    penalties with equal scores, the strongest is chosen. `groups` are (N,) groups whose images stay in one fold; None
-    for independent images.
+    `labels` are (N,) classes in [0, K); or, for several labels, (N, K) values of 1, 0 and -1 (unknown), for which each
+    class gets its own binary regression. `strengths` are ascending L2 penalties; of penalties with equal scores, the
+    strongest is chosen. `groups` are (N,) groups whose images stay in one fold; None for independent images.
     """
     standard = standardise(features)
     strength, score = _choose_penalty(standard.coordinates, labels, n_classes, seed, strengths, groups)
@@ -134,7 +119,7 @@ def _choose_penalty(
         return DEFAULT_STRENGTH, None
     subset = stratified_sample(labels, MAX_COMPARED, seed)
     features, truth = standard[subset], labels[subset]
-    folds = _fold_rows(truth, seed, None if groups is None else groups[subset])
+    folds = _stratified_folds(truth, seed, None if groups is None else groups[subset])
 
     def score(strength: float) -> float:
         fit = partial(fit_logistic_regression, strength=strength)
@@ -163,8 +148,16 @@ def fit_logistic_regression(features: Tensor, labels: Tensor, n_classes: int, st
     return LinearClassifier(*fit_independent(features, labels, strength, SOLVER))
 
 
-def _fold_rows(labels: Tensor, seed: int, groups: Tensor | None) -> Folds:
-    """Return the rows to fit on and the held-out rows of each fold, stratified by class."""
+def fit_raw_logistic_regression(
+    features: Tensor, labels: Tensor, n_classes: int, strength: float
+) -> tuple[Tensor, Tensor]:
+    """Fit logistic regression to (N, D) features; return (K, D) weights and (K,) biases for raw features."""
+    standard = standardise(features)
+    fitted = fit_logistic_regression(standard.coordinates, labels, n_classes, strength)
+    return standard.unstandardise(fitted.weight, fitted.bias.clamp(min=ABSENT_LOGIT))
+
+
+def _stratified_folds(labels: Tensor, seed: int, groups: Tensor | None) -> Folds:
     if labels.ndim == 1:
         return draw_folds(labels, seed, balanced_fold_count(labels, N_FOLDS, groups), groups)
     if groups is not None:
@@ -178,12 +171,11 @@ def stratified_sample(labels: Tensor, count: int, seed: int = 0) -> Tensor:
 
     For images with several labels, there is no such minimum.
     """
+    fraction = min(1.0, count / max(len(labels), 1))
     if labels.ndim == 2:
-        fraction = min(1.0, count / max(len(labels), 1))
         parts = stratify_iteratively(labels.numpy().astype(np.int8), [fraction, 1 - fraction], seed)
         return torch.from_numpy(np.flatnonzero(parts == 0))
-    generator = np.random.default_rng(seed)
-    fraction, sampled = min(1.0, count / max(len(labels), 1)), []
+    generator, sampled = np.random.default_rng(seed), []
     for label in labels.unique().tolist():
         rows = np.flatnonzero(labels.numpy() == label)
         sampled.append(generator.permutation(rows)[: max(2, round(fraction * len(rows)))])

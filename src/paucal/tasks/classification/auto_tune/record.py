@@ -1,66 +1,64 @@
-"""The record of auto-tuning: measurements and decisions, stored after every step so that a stopped run can resume."""
+"""The record of auto-tuning: measurements, decisions and heads, stored after every step so that a run can resume.
 
-from collections.abc import Mapping
+Also compares two evaluated models of nearly equal accuracy by their losses on each validation image.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+import torch.nn.functional as F
+
+from paucal.evaluation.calibration import fit_temperature
+from paucal.evaluation.classification import multi_label_losses
+from paucal.evaluation.predictions import Predictions
+from paucal.models.features import linear_classifier
+from paucal.objectives import Objective
 from paucal.runs import RunFolder
+from paucal.runs.weights import read_weights, save_weights
+from paucal.tasks.classification.auto_tune.probe import Head
 from paucal.types import UserError
 
-RECORD_FILE = "rungs.json"  # the file keeps its name from earlier versions
+RECORD_FILE, PROBE_FILE = "rungs.json", "probe.safetensors"  # the record keeps its file name from earlier versions
 STORED_NAMES = {"candidate_scores": "race"}  # names in the file that differ from the names of the fields
+LOSSES_KEY = "losses"  # key of the losses on the validation images, in the details of a step
 
 
 @dataclass(frozen=True)
 class EvaluatedModel:
     """One evaluated model: a candidate, the probe or a trial.
 
-    Attributes:
-        name: "probe", or the name of the candidate or preset.
-        score: Accuracy, or mean average precision for images with several labels. The score of a candidate is
-            cross-validated on training images, and so is every score of a run without validation images. All other
-            scores are measured on the validation images.
-        seconds: Duration of the step.
-        details: Settings, counts and losses of the step, as JSON values.
+    The score is the accuracy, or the mean average precision for images with several labels. The score of a candidate is
+    cross-validated on training images, and so is every score of a run without validation images. All other scores are
+    measured on the validation images.
     """
 
-    name: str
+    name: str  # "probe", or the name of the candidate or preset
     score: float
-    seconds: float
-    details: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float  # duration of the step
+    details: Mapping[str, Any] = field(default_factory=dict)  # settings, counts and losses, as JSON values
 
 
 @dataclass(frozen=True)
 class TuneRecord:
-    """Everything that auto-tuning has measured and decided.
+    """Everything that auto-tuning has measured and decided."""
 
-    Attributes:
-        candidates: timm names of the pretrained weights to compare.
-        budget: Seconds that the run may take; 0 for no limit.
-        spent: Seconds spent so far, including earlier calls of a resumed run.
-        candidate_scores: One step per candidate that was evaluated on a sample of the training images.
-        probe: Step that fits a linear head to frozen features; None before this step is finished.
-        unlabelled: Step that fits a head also to unlabelled images; None if the run has not finished such a step.
-        sizes: Seconds per training image, by image size and frozen stages; None if a training step does not fit in the
-            memory.
-        tuning: Image size, seconds per epoch and number of trial steps, by name of the preset; None for a preset that
-            does not fit in the time or the memory.
-        trials: One step per finished trial of a preset.
-        plan: Sentence that explains the number of epochs or the decision to keep the probe; "" before the decision.
-        tune: Whether the network is fine-tuned after the probe.
-    """
-
-    candidates: tuple[str, ...] = ()
-    budget: float = 0.0
-    spent: float = 0.0
-    candidate_scores: tuple[EvaluatedModel, ...] = ()
-    probe: EvaluatedModel | None = None
+    candidates: tuple[str, ...] = ()  # timm names of the pretrained weights to compare
+    budget: float = 0.0  # seconds that the run may take; 0 for no limit
+    spent: float = 0.0  # seconds spent so far, including earlier calls of a resumed run
+    candidate_scores: tuple[EvaluatedModel, ...] = ()  # on a sample of the training images
+    probe: EvaluatedModel | None = None  # linear head on frozen features; None before it is fitted
+    # Seconds per training image, by image size and frozen stages; None if a step does not fit in the memory.
     sizes: Mapping[str, float | None] = field(default_factory=dict)
+    # Image size, seconds per epoch and number of trial steps, by name of the preset; None for a preset that does not
+    # fit in the time or the memory.
     tuning: Mapping[str, Any] = field(default_factory=dict)
-    trials: tuple[EvaluatedModel, ...] = ()
-    plan: str = ""
-    tune: bool = True
-    unlabelled: EvaluatedModel | None = None
+    trials: tuple[EvaluatedModel, ...] = ()  # finished trials of presets
+    plan: str = ""  # why the run has this length, or keeps the probe; "" before the decision
+    tune: bool = True  # whether the network is fine-tuned after the probe
+    unlabelled: EvaluatedModel | None = None  # head that is also fitted to unlabelled images; None without such a step
 
     @property
     def first_model(self) -> EvaluatedModel | None:
@@ -79,9 +77,9 @@ class TuneRecord:
         run.write_json(RECORD_FILE, record)
 
 
-def read_record(run: RunFolder | None) -> TuneRecord | None:
+def read_record(run: RunFolder) -> TuneRecord | None:
     """Read the record of a run; None for a run without auto-tuning."""
-    if run is None or not (run.path / RECORD_FILE).is_file():
+    if not (run.path / RECORD_FILE).is_file():
         return None
     record = run.read_json(RECORD_FILE)
     try:
@@ -107,3 +105,63 @@ def read_record(run: RunFolder | None) -> TuneRecord | None:
 
 def _read_step(value: Mapping[str, Any]) -> EvaluatedModel:
     return EvaluatedModel(str(value["name"]), float(value["score"]), float(value["seconds"]), dict(value["details"]))
+
+
+def head_file_name(image_size: Sequence[int]) -> str:
+    """Return the file name of a head, from which tuning may start, fitted at another image size than the probe's."""
+    return f"head-{'x'.join(map(str, image_size))}.safetensors"
+
+
+def load_head(run: RunFolder, objective: Objective, image_size: Sequence[int] | None) -> None:
+    """Load a stored head into the deployed network: the head for an image size, or else the probe, if there is one."""
+    path = run.path / head_file_name(image_size or [])
+    path = path if path.is_file() else run.path / PROBE_FILE
+    classifier = linear_classifier(objective.deployable())
+    if not path.is_file() or classifier is None:
+        return
+    try:
+        classifier.load_state_dict(read_weights(path))
+    except RuntimeError as problem:
+        raise UserError(f"{str(path)!r} does not match the run's model: train again.") from problem
+
+
+def save_head(run: RunFolder, head: Head, name: str) -> None:
+    """Store a head, from which tuning may start, in a file of the run folder."""
+    save_weights(run.path / name, {"weight": head.weight, "bias": head.bias})
+
+
+def calibrated_losses(predictions: Predictions) -> list[float]:
+    """Return the cross-entropy of each validation image in nats, at the temperature that suits all these images best.
+
+    For images with several labels, the loss is the mean of the binary cross-entropies, without calibration.
+    """
+    logits, labels = predictions.logits.double(), predictions.labels
+    if labels.ndim == 1:
+        losses = F.cross_entropy(logits / fit_temperature(logits, labels), labels, reduction="none")
+    else:
+        losses = multi_label_losses(predictions)
+    return [round(loss, 4) for loss in losses.tolist()]
+
+
+def is_clearly_lower(losses: Sequence[float], other_losses: Sequence[float]) -> bool:
+    """Return whether the mean of `losses`, of the same images, is lower by more than one standard error of the mean."""
+    leads = np.subtract(other_losses, losses)
+    return bool(leads.mean() > leads.std() / math.sqrt(leads.size))
+
+
+def accuracies_differ(score: float, other_score: float, n_images: int, errors: float = 1.0) -> bool:
+    """Return whether two accuracies on `n_images` images differ by more than `errors` standard errors."""
+    variance = sum(accuracy * (1 - accuracy) for accuracy in (score, other_score)) / max(n_images, 1)
+    return abs(score - other_score) > errors * math.sqrt(variance)
+
+
+def is_better(score: float, losses: Sequence[float], other_score: float, other_losses: Sequence[float]) -> bool:
+    """Return whether a model is better than another: by accuracy, or by mean loss if the accuracies hardly differ.
+
+    Any lower mean loss counts, without a margin. A margin of one standard error would have kept a first model that
+    classified 82.0 % of 1,200 test images correctly, and rejected a tuned model with 85.8 %
+    (docs/lab/2026-11-26-ways-to-tune.md).
+    """
+    if accuracies_differ(score, other_score, len(losses)):
+        return score > other_score
+    return float(np.mean(losses)) < float(np.mean(other_losses))

@@ -18,44 +18,26 @@ from paucal.backbones.stage_classifier import last_stage_poolings
 from paucal.data.images import ImageSet
 from paucal.evaluation.calibration import fit_temperature
 from paucal.evaluation.predictions import Predictions
-from paucal.models.card import ModelCard
 from paucal.runner.console import Console
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.first_model import (
-    classifier_in_features,
-    compute_frozen_features,
-    copy_with_head,
-)
-from paucal.tasks.classification.auto_tune.head_race import DEFAULT_HEAD
-from paucal.tasks.classification.auto_tune.heads import HEADS, fit_mixture
-from paucal.tasks.classification.auto_tune.paired_losses import calibrated_losses
+from paucal.tasks.classification.auto_tune.first_model import classifier_in_features, compute_frozen_features
+from paucal.tasks.classification.auto_tune.heads import DEFAULT_HEAD, HEADS, fit_mixture
 from paucal.tasks.classification.auto_tune.probe import DEFAULT_STRENGTH, Head, fit_head, score_head, stratified_sample
+from paucal.tasks.classification.auto_tune.record import calibrated_losses
 from paucal.tasks.classification.auto_tune.resumed_features import FrozenOutputs, ResumableFeatureExtractor
 from paucal.tasks.classification.auto_tune.unlabelled_head import LABELS_ALONE, compute_principal_axes, fit_heads
-from paucal.tasks.classification.unlabelled_images import as_training_split
+from paucal.tasks.classification.images import as_training_split
 
 
 @dataclass(frozen=True)
 class RefittedHead:
-    """A head on the features of a tuned network, with its validation score.
-
-    Attributes:
-        name: Name of the head.
-        head: Calibrated weights and biases.
-        staged: Whether the head also reads the last stages.
-        score: Accuracy on the validation images.
-        losses: Calibrated cross-entropy of each validation image, in nats.
-    """
+    """A head on the features of a tuned network, with its validation score."""
 
     name: str
-    head: Head
-    staged: bool
-    score: float
-    losses: list[float]
-
-    def copy_network_with_head(self, network: nn.Module, card: ModelCard) -> tuple[nn.Module, ModelCard]:
-        """Return a copy of the network with this head, and the model card of the copy."""
-        return copy_with_head(network, card, self.head, self.staged)
+    head: Head  # with calibrated weights and biases
+    staged: bool  # whether the head also reads the last stages
+    score: float  # accuracy on the validation images
+    losses: list[float]  # calibrated cross-entropy of each validation image, in nats
 
 
 def refit_head(
@@ -68,8 +50,7 @@ def refit_head(
     several labels, and for a run without a probe.
     """
     record, data, card = setup.tune_record, setup.data, setup.card
-    is_multi_label = data.images.multi_hot is not None
-    if record is None or record.probe is None or is_multi_label:
+    if record is None or record.probe is None or data.images.multi_hot is not None:
         return None
     staged = bool(last_stage_poolings(network, card.backbone.image_size))
     train, val = data.split_indices("train"), data.split_indices("val")
@@ -101,7 +82,7 @@ def refit_head(
         for name in HEADS if staged else ():
             weights = fit_mixture(features[:count], row_labels[:count], n_classes, {name: 1.0})
             candidates.append(evaluate(name, Head(*weights, DEFAULT_STRENGTH, None), features))
-        best = min(candidates, key=_total_loss)
+        best = min(candidates, key=lambda candidate: sum(candidate.losses))
         if unlabelled_features is None:
             return best
         values = features if staged else last
@@ -116,13 +97,12 @@ def refit_head(
             for name, (weight, bias) in heads.items()
             if name != LABELS_ALONE
         ]
-    return min(candidates, key=_total_loss)
+    return min(candidates, key=lambda candidate: sum(candidate.losses))
 
 
 def _compute_unlabelled_features(
     setup: TrainingSetup, network: nn.Module, console: Console, unlabelled: ImageSet | FrozenOutputs, staged: bool
 ) -> Tensor:
-    """Return the (U, D) features that a tuned network computes for the unlabelled images."""
     settings, preprocess = setup.settings, setup.card.preprocessing
     with console.progress("tuned features of images without labels") as advance:
         if isinstance(unlabelled, ImageSet):
@@ -136,7 +116,3 @@ def _compute_unlabelled_features(
             return resumable.resume_all(unlabelled, advance)
         finally:
             resumable.close()
-
-
-def _total_loss(head: RefittedHead) -> float:
-    return sum(head.losses)

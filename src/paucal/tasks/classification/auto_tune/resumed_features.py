@@ -30,18 +30,13 @@ _Hooked = TypeVar("_Hooked", FrozenStages, ClassifierInputExtractor, StagePool)
 
 @dataclass(frozen=True)
 class FrozenOutputs:
-    """Outputs of a network's frozen stages for N images.
+    """Outputs of a network's frozen stages for N images."""
 
-    Attributes:
-        activations: (N, ...) float16 inputs of the first trained stage.
-        pooled: (N, 2 C) float32 pooled maps of frozen stages that are part of the features: C means, then C standard
-            deviations. C is 0 if no frozen stage is pooled.
-        seconds: Mean seconds that the trained stages take per image, in float32.
-    """
-
-    activations: Tensor
+    activations: Tensor  # (N, ...) float16 inputs of the first trained stage
+    # (N, 2 C) float32 pooled maps of frozen stages that are part of the features: C means, then C standard deviations.
+    # C is 0 if no frozen stage is pooled.
     pooled: Tensor
-    seconds: float
+    seconds: float  # mean seconds that the trained stages take per image, in float32
 
     def select(self, rows: Tensor) -> "FrozenOutputs":
         """Return the outputs for some images, given by indices or by (N,) booleans."""
@@ -62,19 +57,11 @@ class ResumableFeatureExtractor(nn.Module):
     """Outputs the (B, D) features of a network, and stores the outputs of its frozen stages.
 
     The features are those of `ClassifierInputExtractor`, or of `StageClassifierInputExtractor` if `staged` is true.
-    Nothing is stored if the outputs need more than `max_bytes` in total, or if features computed from the stored
-    outputs differ from those of a full forward pass.
-
-    Args:
-        network: A timm model, on which hooks stay until `close` is called.
-        image_size: (height, width) in pixels.
-        staged: Whether the features include the pooled maps of the last stages.
-        frozen: Number of frozen stages.
-        n_images: Number of images whose outputs are to be stored.
-        max_bytes: Maximum size of all activations in bytes.
+    Nothing is stored if the outputs of `n_images` images need more than `max_bytes` in total, or if features computed
+    from the stored outputs differ from those of a full forward pass. Hooks stay on the network until `close` is called.
 
     Raises:
-        UserError: The network cannot continue from the outputs of this number of stages.
+        UserError: The network cannot continue from the outputs of `frozen` stages.
     """
 
     def __init__(
@@ -86,10 +73,8 @@ class ResumableFeatureExtractor(nn.Module):
         images = make_dummy_images(network, image_size).repeat(2, 1, 1, 1)
         self._hooked: list[FrozenStages | ClassifierInputExtractor | StagePool] = []
         try:
-            self._stages, self._inputs = (
-                self._hook(FrozenStages(network, frozen)),
-                self._hook(ClassifierInputExtractor(network)),
-            )
+            self._stages = self._hook(FrozenStages(network, frozen))
+            self._inputs = self._hook(ClassifierInputExtractor(network))
             with temporary_eval_mode(network), recorded_outputs(network, [stage.name for stage in maps]) as outputs:
                 self._stages.activations(images)
             self._frozen_pool = self._hook(StagePool(network, [stage for stage in maps if stage.name in outputs]))
@@ -124,10 +109,7 @@ class ResumableFeatureExtractor(nn.Module):
         return features
 
     def get_stored_outputs(self, speed: float) -> FrozenOutputs | None:
-        """Return the outputs of the frozen stages for all images; None if they are not stored.
-
-        `speed` is the speed of the forward passes relative to float32; the network later continues in float32.
-        """
+        """Return the outputs of the frozen stages for all images, computed at `speed` relative to float32; or None."""
         if not self._is_storing or not 0 < self._n_stored == self._n_images:
             return None
         return FrozenOutputs(self._activations, self._pooled, speed * self._seconds / self._n_images)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -14,45 +14,10 @@ from paucal.runner.starts import START_FILE
 from paucal.runs import RunFolder
 from paucal.settings.options import automatic_origin, is_automatic
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
-from paucal.tasks.classification.auto_tune.head_race import HeadComparison
+from paucal.tasks.classification.auto_tune.heads import HeadComparison
 from paucal.tasks.classification.auto_tune.learning_curve import LearningCurve
 from paucal.tasks.classification.auto_tune.probe import Head
 from paucal.tasks.classification.auto_tune.record import TuneRecord
-
-
-@dataclass(frozen=True)
-class FittedHead:
-    """A linear head on frozen features.
-
-    Attributes:
-        head: Logistic regression on the last features.
-        features: (N + V, D) features of N training and V validation images.
-        staged: Whether `features` also has the pooled maps of the last stages, in columns after the last features.
-        rows: (N,) indices into all training images.
-        score: Score of the best head on the validation images; cross-validated if there are no validation images.
-        seconds_per_image: Seconds of a forward pass of one image through the frozen network in float32.
-        race: Comparison with heads that also read the last stages; `race.head` is None if no such head is better.
-        race_seconds: Seconds of the comparison.
-        curve: Learning curve of the best head; None if no curve was measured.
-        losses: (V,) calibrated losses of the best head on the validation images, in nats.
-    """
-
-    head: Head
-    features: Tensor
-    staged: bool
-    rows: Tensor
-    score: float
-    seconds_per_image: float
-    race: HeadComparison = field(default_factory=HeadComparison)
-    race_seconds: float = 0.0
-    curve: LearningCurve | None = None
-    losses: Sequence[float] = ()
-
-    @property
-    def n_images(self) -> int:
-        """Number of training images that the head was fitted to."""
-        return len(self.rows)
-
 
 PLANNING_RESERVE = 0.05  # fraction of the time budget for plots, the report page and unforeseen work
 # With fewer training images, validation cannot show whether tuning is better than the probe.
@@ -61,31 +26,42 @@ MIN_IMAGES = 100
 NEVER_REVISED = frozenset(("init", "time", "method", "model", "device", "devices", "nodes", "batch_size", "precision"))
 
 
+@dataclass(frozen=True)
+class FittedHead:
+    """A linear head on the frozen features of N training and V validation images."""
+
+    head: Head  # logistic regression on the last features
+    features: Tensor  # (N + V, D)
+    staged: bool  # whether `features` has the pooled maps of the last stages, in columns after the last features
+    rows: Tensor  # (N,) indices into all training images
+    score: float  # of the best head on the validation images; cross-validated if there are none
+    seconds_per_image: float  # of a forward pass through the frozen network in float32
+    race: HeadComparison  # with heads that also read the last stages; `race.head` is None if no such head is better
+    race_seconds: float
+    curve: LearningCurve | None  # of the best head; None if no curve was measured
+    losses: Sequence[float]  # (V,) calibrated losses of the best head on the validation images, in nats
+
+    @property
+    def n_images(self) -> int:
+        """Number of training images that the head was fitted to."""
+        return len(self.rows)
+
+
 @dataclass
 class TuneState:
-    """State of an auto-tuning in progress.
-
-    Attributes:
-        setup: Setup of the run with the settings chosen so far.
-        record: Record of the finished steps.
-        start_time: `time.monotonic()` at the start of this call, minus the seconds that earlier calls spent.
-        image_seconds: Seconds of a forward pass of one image in float32, at the probe's image size.
-        precision: Precision of the frozen features.
-        candidate_rows: Indices of the training images on which the candidates are compared; None for no comparison.
-        preset_freeze: `--freeze` of the tuning preset that is being considered, and later of the chosen preset.
-        first_model: First model with its features, kept for the step with unlabelled images; None if an earlier call
-            fitted the first model, or if the features are not needed.
-    """
+    """State of an auto-tuning in progress."""
 
     run: RunFolder
-    setup: TrainingSetup
-    record: TuneRecord
+    setup: TrainingSetup  # with the settings chosen so far
+    record: TuneRecord  # of the finished steps
     console: Console
-    start_time: float
-    image_seconds: float = 0.0
-    precision: PrecisionChoice = FLOAT32
-    candidate_rows: Tensor | None = None
-    preset_freeze: str | int | None = None
+    start_time: float  # `time.monotonic()` at the start of this call, minus the seconds that earlier calls spent
+    image_seconds: float = 0.0  # of a forward pass of one image in float32, at the probe's image size
+    precision: PrecisionChoice = FLOAT32  # of the frozen features
+    candidate_rows: Tensor | None = None  # training images on which candidates are compared; None for no comparison
+    preset_freeze: str | int | None = None  # `--freeze` of the tuning preset that is being considered or was chosen
+    # First model with its features, kept for the step with unlabelled images; None if an earlier call fitted the first
+    # model, or if the features are not needed.
     first_model: FittedHead | None = None
 
     @property
@@ -141,10 +117,7 @@ class TuneState:
         return replace(new_setup, plan=replace(new_setup.plan, deadline=setup.plan.deadline))
 
     def replace_setup(self, setup: TrainingSetup, reasons: Mapping[str, str]) -> None:
-        """Use a setup from now on, and store its settings.
-
-        `reasons` has the reason for each setting that auto-tuning has chosen, by name of the setting.
-        """
+        """Use a setup from now on, and store its settings, with the reason for each setting that was chosen."""
         origins = {**setup.origins, **{name: automatic_origin(reason) for name, reason in reasons.items()}}
         self.setup = replace(setup, origins=origins)
         store_changes(self.run, setup.settings, origins)

@@ -2,16 +2,14 @@
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paucal.evaluation.predictions import predict_in_order
 from paucal.evaluation.protocols.logistic import fit_softmax
-from paucal.objectives import Distillation, Objective
-from paucal.objectives.one_backbone import ClassifierObjective
+from paucal.objectives import Distillation
+from paucal.objectives.supervised import ClassifierObjective
 from paucal.runner.images import eval_loader
 from paucal.tasks.classification.auto_tune.probe import SOLVER, Head, score_head, standardise
 from paucal.tasks.classification.auto_tune.state import FittedHead, TuneState
@@ -28,22 +26,24 @@ class _TeacherLogits(nn.Module):
         return self.term.teacher_logits(images)
 
 
-def find_soft_distillation(objective: Objective) -> Distillation | None:
-    """Return a run's extra loss that distils a teacher's probabilities; None if the run has no such loss."""
-    terms = objective.named_terms().values() if isinstance(objective, ClassifierObjective) else ()
-    return next((term for term in terms if isinstance(term, Distillation) and term.soft), None)
-
-
 def learn_from_teacher(state: TuneState, fitted: FittedHead) -> FittedHead:
-    """Fit a second head to the labels and the teacher's probabilities; return the better of both heads."""
-    data = state.setup.data
-    term, val = find_soft_distillation(state.setup.objective), torch.from_numpy(data.split_indices("val"))
-    if term is None or not len(val):
+    """Fit a second head to the labels and the teacher's probabilities; return the better of both heads.
+
+    Runs without an extra loss that distils a teacher's probabilities, or without validation images, keep the head.
+    """
+    setup, data, device = state.setup, state.setup.data, state.setup.settings.device
+    terms = setup.objective.named_terms().values() if isinstance(setup.objective, ClassifierObjective) else ()
+    soft_terms = [term for term in terms if isinstance(term, Distillation) and term.soft]
+    val = torch.from_numpy(data.split_indices("val"))
+    if not soft_terms or not len(val):
         return fitted
     train, targets = torch.from_numpy(data.split_indices("train"))[fitted.rows], torch.from_numpy(data.images.targets)
     first_head, count = fitted.race.head or fitted.head, fitted.n_images
     features = fitted.features[:, : first_head.weight.shape[1]]
-    probabilities = _teacher_probabilities(state, term, train.numpy())
+    with state.console.progress("predictions of the teacher") as advance:
+        loader = eval_loader(data, train.numpy(), setup.card.preprocessing, setup.settings)
+        teacher = _TeacherLogits(soft_terms[0]).to(device)
+        probabilities = predict_in_order(teacher, loader, train.numpy(), device, advance).softmax(1)
     head = fit_taught_head(features[:count], targets[train], probabilities, first_head.strength)
     score = score_head(head, features[count:], targets[val])
     if score < score_head(first_head, features[count:], targets[val]):
@@ -51,14 +51,6 @@ def learn_from_teacher(state: TuneState, fitted: FittedHead) -> FittedHead:
     if fitted.race.head is None:
         return replace(fitted, head=head, score=score, race=replace(fitted.race, name=HEAD_NAME))
     return replace(fitted, score=score, race=replace(fitted.race, head=head, name=HEAD_NAME))
-
-
-def _teacher_probabilities(state: TuneState, term: Distillation, indices: NDArray[np.int64]) -> Tensor:
-    """Return the teacher's (N, K) probabilities for the images at these positions."""
-    setup, device = state.setup, state.setup.settings.device
-    with state.console.progress("predictions of the teacher") as advance:
-        loader = eval_loader(setup.data, indices, setup.card.preprocessing, setup.settings)
-        return predict_in_order(_TeacherLogits(term).to(device), loader, indices, device, advance).softmax(1)
 
 
 def fit_taught_head(features: Tensor, labels: Tensor, probabilities: Tensor, strength: float) -> Head:

@@ -1,6 +1,5 @@
 """Presets for fine-tuning a network from its probe, and short trials of the presets on the user's images."""
 
-import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,15 +15,19 @@ from paucal.evaluation.predictions import Predictions
 from paucal.runner.console import Console
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.paired_losses import (
+from paucal.tasks.classification.auto_tune.record import (
     LOSSES_KEY,
+    EvaluatedModel,
     accuracies_differ,
     calibrated_losses,
     is_clearly_lower,
 )
-from paucal.tasks.classification.auto_tune.record import EvaluatedModel
-from paucal.tasks.classification.loaders import make_val_predictor, train_loader, validation_scores
-from paucal.tasks.classification.optimization import make_optimization
+from paucal.tasks.classification.trainer_inputs import (
+    make_optimization,
+    make_val_predictor,
+    train_loader,
+    validation_scores,
+)
 from paucal.training import CosineWarmup, Outcome, Plan, Records, TimePlan, Validation, checkpoint_step, fit
 from paucal.training.fit import advise_on_memory_errors
 from paucal.types import UserError
@@ -46,26 +49,20 @@ class TuningPreset:
 
     def without_settings(self, names: Collection[str]) -> "TuningPreset":
         """Return the preset without some settings, named after the remaining settings."""
-        remaining = {name: value for name, value in self.settings.items() if name not in names}
-        return replace(self, name=_name_preset(remaining, "freeze" not in names), settings=remaining)
-
-
-def _name_preset(settings: Mapping[str, Any], tunes_all: bool) -> str:
-    """Return the name of a preset with these settings; `tunes_all` means that the user froze no layers."""
-    parts = []
-    if "freeze" in settings:
-        parts.append("norms and biases alone" if settings["freeze"] == "weights" else "last stages alone")
-    elif tunes_all:
-        parts.append("all layers")
-    if "eval_mode" in settings:
-        parts.append("norms still" if settings["eval_mode"] else "norms learning")
-    if "lr" in settings:
-        parts.append(f"rate {settings['lr']:.0e}".replace("e-0", "e-"))
-    if "layer_decay" in settings:
-        parts.append(f"layer decay {settings['layer_decay']}")
-    if "lr" not in settings and "crop_scale" in settings:  # the presets differ in their crops, not in the rate
-        parts.append(f"crop scale {settings['crop_scale']}")
-    return ", ".join(parts)
+        settings, parts = {name: value for name, value in self.settings.items() if name not in names}, []
+        if "freeze" in settings:
+            parts.append("norms and biases alone" if settings["freeze"] == "weights" else "last stages alone")
+        elif "freeze" not in names:  # the user froze no layers
+            parts.append("all layers")
+        if "eval_mode" in settings:
+            parts.append("norms still" if settings["eval_mode"] else "norms learning")
+        if "lr" in settings:
+            parts.append(f"rate {settings['lr']:.0e}".replace("e-0", "e-"))
+        if "layer_decay" in settings:
+            parts.append(f"layer decay {settings['layer_decay']}")
+        if "lr" not in settings and "crop_scale" in settings:  # the presets differ in their crops, not in the rate
+            parts.append(f"crop scale {settings['crop_scale']}")
+        return replace(self, name=", ".join(parts), settings=settings)
 
 
 # Of the first two presets, the first was far better on some data sets, and the second on other data sets.
@@ -110,8 +107,7 @@ def run_trial(
 ) -> EvaluatedModel | None:
     """Fine-tune from the probe for a few steps, and score the validation images; None if a signal stops the trial.
 
-    The trial stores checkpoints in a subfolder of the run, and resumes from them. `time_plan` ends the trial early if
-    steps are slower than planned.
+    The trial stores checkpoints in a subfolder of the run, and resumes from them. `time_plan` ends a slow trial early.
     """
     start_time = time.monotonic()
     folder = RunFolder(run.path / TRIALS_FOLDER / preset.name.replace(" ", "-").replace(",", ""))
@@ -159,11 +155,6 @@ def _fit_trial(
     )
 
 
-def remove_trial_checkpoints(run: RunFolder) -> None:
-    """Remove the checkpoints of all trials; the scores are in the record."""
-    shutil.rmtree(run.path / TRIALS_FOLDER, ignore_errors=True)
-
-
 def best_trial_index(trials: Sequence[EvaluatedModel], n_images: int, image_sizes: Sequence[Sequence[int]]) -> int:
     """Return the index of the best trial, whose preset is then used.
 
@@ -179,10 +170,7 @@ def best_trial_index(trials: Sequence[EvaluatedModel], n_images: int, image_size
       validation images wins if it leads the first tied trial by more than a standard error of the paired differences.
       Otherwise, the first tied trial wins.
 
-    Args:
-        trials: Finished trials.
-        n_images: Number of validation images.
-        image_sizes: Image size of each trial.
+    `n_images` is the number of validation images.
     """
     scores = [trial.score for trial in trials]
     succeeded = [index for index, trial in enumerate(trials) if trial.details["loss"] < FAILED_LOSS] or [0]

@@ -1,5 +1,6 @@
 """Choose the fine-tuning preset: measure the cost of each preset on this machine, run short trials, use the best."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,20 +11,19 @@ from paucal.memory import is_out_of_memory
 from paucal.runner.time_budget import seconds_per_step
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.first_model import fit_probe_head
-from paucal.tasks.classification.auto_tune.record import EvaluatedModel
+from paucal.tasks.classification.auto_tune.record import EvaluatedModel, head_file_name, save_head
 from paucal.tasks.classification.auto_tune.state import TuneState, is_automatic_setting, is_length_timed
-from paucal.tasks.classification.auto_tune.stored_heads import head_file_name, save_head
 from paucal.tasks.classification.auto_tune.trials import (
     MIN_STEPS,
     TRAINED_SECONDS,
+    TRIALS_FOLDER,
     TuningPreset,
     best_trial_index,
     presets_for,
-    remove_trial_checkpoints,
     run_trial,
 )
 from paucal.tasks.classification.auto_tune.unlabelled import has_few_labels
-from paucal.tasks.classification.loaders import train_loader
+from paucal.tasks.classification.trainer_inputs import train_loader
 from paucal.training import TimePlan
 from paucal.training.trial_step import trial_steps
 from paucal.types import UserError
@@ -61,37 +61,21 @@ def measure_seconds_per_image(setup: TrainingSetup, choose_threads: bool = False
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """Estimated cost of a fine-tuning preset.
+    """Estimated cost of a fine-tuning preset."""
 
-    Attributes:
-        image_size: Image size in pixels, as in the settings.
-        epoch_seconds: Seconds of an epoch with its validation.
-        steps: Number of steps of the trial.
-        pixel_ratio: Number of pixels of an image, divided by the number at the probe's image size.
-    """
-
-    image_size: list[int]
-    epoch_seconds: float
-    steps: int
-    pixel_ratio: float = 1.0
+    image_size: list[int]  # in pixels, as in the settings
+    epoch_seconds: float  # of an epoch with its validation
+    steps: int  # of the trial
+    pixel_ratio: float = 1.0  # number of pixels of an image, divided by the number at the probe's image size
 
     def corrected_by(self, seconds: float, eval_seconds: float, per_epoch: int) -> "CostEstimate":
-        """Return this estimate with the seconds per epoch that a trial has measured.
-
-        Args:
-            seconds: Seconds of the trial.
-            eval_seconds: Seconds of the trial that were spent on validation.
-            per_epoch: Number of steps per epoch.
-        """
+        """Return this estimate with the seconds per epoch that a trial of `seconds`, with its validation, measured."""
         step_seconds = (seconds - eval_seconds) / self.steps
         return replace(self, epoch_seconds=per_epoch * step_seconds + eval_seconds) if step_seconds > 0 else self
 
 
 def equalise_trials(costs: Sequence[CostEstimate], per_epoch: int) -> list[CostEstimate]:
-    """Return the costs with the numbers of trial steps changed, so that all trials take the same time.
-
-    Each trial lasts as long as the shortest planned trial, but no longer than an epoch of the slowest preset.
-    """
+    """Change the numbers of trial steps, so that all trials take as long as the shortest, at most an epoch."""
     seconds = min(
         max(cost.epoch_seconds for cost in costs), *(cost.steps * cost.epoch_seconds / per_epoch for cost in costs)
     )
@@ -101,15 +85,15 @@ def equalise_trials(costs: Sequence[CostEstimate], per_epoch: int) -> list[CostE
 def choose_preset(state: TuneState) -> tuple[TuningPreset, CostEstimate] | None:
     """Return the preset with the best short trial, and its cost; None if no preset fits in the time and the memory.
 
-    Every step is stored, so that a stopped trial resumes with the same image size and the same number of steps.
-
-    Raises:
-        KeyboardInterrupt: A signal stopped a trial.
+    Every step is stored, so that a stopped trial resumes with the same image size and the same number of steps. If a
+    signal stops a trial, a KeyboardInterrupt is raised.
     """
     presets, resumed = _list_presets(state.setup), bool(state.record.tuning)
     without_trial = presets[0].name + UNTRIED_SUFFIX in state.record.tuning
     if len(presets) > 1 and (without_trial or (not resumed and _too_short_for_trials(state, presets))):
-        return _use_first_preset(state, presets[0])
+        cost = _estimate_cost(state, replace(presets[0], name=presets[0].name + UNTRIED_SUFFIX), 0)
+        reason = "no time to try several presets"
+        return None if cost is None else _prepare_untried_preset(state, presets[0], cost, reason)
     costs = [(preset, cost) for preset in presets if (cost := _estimate_cost(state, preset, len(presets))) is not None]
     if not costs:
         return None
@@ -122,7 +106,7 @@ def choose_preset(state: TuneState) -> tuple[TuningPreset, CostEstimate] | None:
         return _prepare_untried_preset(state, *costs[0], reason)
     trials = [_load_or_run_trial(state, preset, cost) for preset, cost in costs]
     best = best_trial_index(trials, len(state.setup.data.split_indices("val")), [cost.image_size for _, cost in costs])
-    remove_trial_checkpoints(state.run)
+    shutil.rmtree(state.run.path / TRIALS_FOLDER, ignore_errors=True)  # the scores are in the record
     preset, cost = costs[best]
     state.console.say(f"tuning continues with: {preset.name}")
     details, eval_seconds = trials[best].details, state.eval_seconds(cost.pixel_ratio)
@@ -133,10 +117,7 @@ def choose_preset(state: TuneState) -> tuple[TuningPreset, CostEstimate] | None:
 
 
 def settings_to_store(setup: TrainingSetup, preset: TuningPreset) -> dict[str, Any]:
-    """Return the settings of a preset, and the current values of the settings that other presets change.
-
-    With all of these settings in the stored configuration, the run can be repeated without trials.
-    """
+    """Return the settings of a preset and the other settings that presets change, to repeat the run without trials."""
     names = {name for other in _list_presets(setup) for name in other.settings}
     return {name: getattr(setup.settings, name) for name in sorted(names)} | dict(preset.settings)
 
@@ -164,16 +145,10 @@ def _epoch_seconds(state: TuneState, image_seconds: float, side: Sequence[int]) 
     return image_seconds * counts["train"] + state.eval_seconds(_pixel_ratio(state, side))
 
 
-def _use_first_preset(state: TuneState, preset: TuningPreset) -> tuple[TuningPreset, CostEstimate] | None:
-    """Return the first preset without a trial; None if tuning with this preset does not fit in the remaining time."""
-    cost = _estimate_cost(state, replace(preset, name=preset.name + UNTRIED_SUFFIX), 0)
-    return None if cost is None else _prepare_untried_preset(state, preset, cost, "no time to try several presets")
-
-
 def _prepare_untried_preset(
     state: TuneState, preset: TuningPreset, cost: CostEstimate, reason: str
 ) -> tuple[TuningPreset, CostEstimate]:
-    """Prepare the head for a preset that is used without a trial; return the preset and its cost."""
+    """Prepare the head for a preset that is used without a trial, for a reason to print; return preset and cost."""
     if reason:
         state.console.say(f"note: {reason}; using the most careful preset: {preset.name}")
     _prepare_head(state, cost.image_size)
@@ -236,9 +211,9 @@ def _trial_time_limit(state: TuneState, cost: CostEstimate, steps: int) -> TimeP
 
 
 def _estimate_cost(state: TuneState, preset: TuningPreset, n_trials: int) -> CostEstimate | None:
-    """Return the stored cost of a preset, or measure it; None if tuning does not fit in the time and the memory.
+    """Return the stored cost of one of `n_trials` presets, or measure it; None if it does not fit in time and memory.
 
-    `n_trials` is the number of presets to try; 0 if the preset is used without a trial.
+    `n_trials` is 0 if the preset is used without a trial.
     """
     costs = state.record.tuning
     state.plan_for_preset(preset.settings)
@@ -318,20 +293,15 @@ def _cached_seconds_per_image(state: TuneState, preset: TuningPreset, side: list
     name = "x".join(map(str, side)) + ("" if frozen is None else f", frozen: {frozen}")
     if name not in state.record.sizes:
         freeze_setting = {} if frozen is None else {"freeze": frozen}
-        seconds = _measure_seconds(state, state.reassemble(img_size=side, **freeze_setting), name)
+        trial_setup, seconds = state.reassemble(img_size=side, **freeze_setting), None
+        try:
+            seconds = measure_seconds_per_image(trial_setup)
+        except (RuntimeError, MemoryError) as problem:
+            if not is_out_of_memory(problem):
+                raise
+            state.console.say(f"note: the memory is too small for tuning on images of {name}")
         state.save(sizes={**state.record.sizes, name: seconds})
     return state.record.sizes[name]
-
-
-def _measure_seconds(state: TuneState, trial_setup: TrainingSetup, name: str) -> float | None:
-    """Return the seconds per training image; if a step exceeds the memory, print a note and return None."""
-    try:
-        return measure_seconds_per_image(trial_setup)
-    except (RuntimeError, MemoryError) as problem:
-        if not is_out_of_memory(problem):
-            raise
-    state.console.say(f"note: the memory is too small for tuning on images of {name}")
-    return None
 
 
 def _supports_any_size(setup: TrainingSetup) -> bool:

@@ -23,10 +23,9 @@ from paucal.tasks.classification.auto_tune.first_model import (
     fit_probe_head,
     training_groups,
 )
-from paucal.tasks.classification.auto_tune.head_race import store_held_out_logits
-from paucal.tasks.classification.auto_tune.paired_losses import LOSSES_KEY, calibrated_losses
+from paucal.tasks.classification.auto_tune.heads import store_held_out_logits
 from paucal.tasks.classification.auto_tune.probe import Head, score_head
-from paucal.tasks.classification.auto_tune.record import EvaluatedModel
+from paucal.tasks.classification.auto_tune.record import LOSSES_KEY, EvaluatedModel, calibrated_losses
 from paucal.tasks.classification.auto_tune.resumed_features import FROZEN_FILE, FrozenOutputs, ResumableFeatureExtractor
 from paucal.tasks.classification.auto_tune.state import (
     FittedHead,
@@ -41,12 +40,7 @@ from paucal.tasks.classification.auto_tune.unlabelled_head import (
     make_base_fit,
 )
 from paucal.tasks.classification.frozen_views import max_activation_bytes
-from paucal.tasks.classification.unlabelled_images import (
-    MAX_IMAGES,
-    as_training_split,
-    read_unlabelled,
-    store_unlabelled_list,
-)
+from paucal.tasks.classification.images import MAX_IMAGES, as_training_split, read_unlabelled, store_unlabelled_list
 from paucal.types import UserError
 from paucal.wording import counted, format_duration, percent
 
@@ -129,11 +123,9 @@ def _save_step(state: TuneState, step: EvaluatedModel) -> None:
 def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tensor, FrozenOutputs | None]:
     """Return the unlabelled images that are similar to the training images, their (U, D) features and frozen outputs.
 
-    The frozen outputs are those of the stages that tuning will leave frozen; None if these are not needed or not
-    stored.
+    The frozen outputs are those of the stages that tuning will leave frozen; None if these are not needed or stored.
     """
-    setup, console = state.setup, state.console
-    max_images = MAX_IMAGES
+    setup, console, max_images = state.setup, state.console, MAX_IMAGES
     if state.record.budget and _is_tuned(setup) and has_many_labels(setup):
         raise UserError(
             f"the images without labels are not read: with {MANY_LABELS_PER_CLASS} or more labelled images per class "
@@ -232,9 +224,7 @@ def max_time_fraction(setup: TrainingSetup) -> float:
 
 
 def _compute_features(state: TuneState, first: FittedHead, images: ImageSet) -> tuple[Tensor, FrozenOutputs | None]:
-    """Return the (U, D) features of all unlabelled images and their frozen outputs, as `_select_images` does."""
-    setup = state.setup
-    data, rows = as_training_split(images), np.arange(len(images))
+    setup, data, rows = state.setup, as_training_split(images), np.arange(len(images))
     network, preprocess, dtype = setup.objective.deployable(), setup.card.preprocessing, state.precision.dtype
     resumable, frozen = _make_resumable(state, first.staged, len(images)), None
     with state.console.progress("features of images without labels") as advance:
@@ -254,8 +244,7 @@ def _compute_features(state: TuneState, first: FittedHead, images: ImageSet) -> 
 
 def _make_resumable(state: TuneState, staged: bool, n_images: int) -> ResumableFeatureExtractor | None:
     """Return a wrapper of the network that stores frozen outputs; None if this is not supported or not needed."""
-    setup = state.setup
-    n_frozen = _count_frozen_stages(setup)
+    setup, n_frozen = state.setup, _count_frozen_stages(state.setup)
     if not (n_frozen and _is_tuned(setup) and len(setup.data.split_indices("val")) and setup.settings.processes == 1):
         return None
     network = setup.objective.deployable().to(setup.settings.device)

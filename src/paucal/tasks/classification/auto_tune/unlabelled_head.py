@@ -20,20 +20,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paucal.evaluation.principal_axes import principal_axes
-from paucal.tasks.classification.auto_tune.head_race import (
+from paucal.tasks.classification.auto_tune.heads import (
     HeadComparison,
     HeldOutLogits,
     best_temperature,
     find_scorable_images,
+    fit_mixture,
+    fit_soft_gaussian,
     repeated_folds,
 )
-from paucal.tasks.classification.auto_tune.heads import fit_mixture, fit_soft_gaussian
 from paucal.tasks.classification.auto_tune.probe import (
     ABSENT_LOGIT,
     MAX_COMPARED,
     Head,
-    fit_logistic_regression,
-    standardise,
+    fit_raw_logistic_regression,
     stratified_sample,
 )
 
@@ -58,21 +58,13 @@ FitBase = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class UnlabelledFeatures:
-    """Features of unlabelled images, and their coordinates on principal axes.
+    """Features of unlabelled images, and their coordinates on principal axes."""
 
-    Attributes:
-        features: (U, D) float32 raw features.
-        mean: (D,) means of the features.
-        deviation: (D,) standard deviations; 1 for a constant feature.
-        axes: (D, R) principal axes of the standardised features.
-        rows: (U, R) coordinates of the unlabelled images on these axes.
-    """
-
-    features: Tensor
-    mean: Tensor
-    deviation: Tensor
-    axes: Tensor
-    rows: Tensor
+    features: Tensor  # (U, D) float32 raw features
+    mean: Tensor  # (D,)
+    deviation: Tensor  # (D,) standard deviations; 1 for a constant feature
+    axes: Tensor  # (D, R) principal axes of the standardised features
+    rows: Tensor  # (U, R) coordinates of the unlabelled images on these axes
 
     def coordinates(self, features: Tensor) -> Tensor:
         """Return the (N, R) coordinates of (N, D) raw features."""
@@ -95,40 +87,25 @@ def compute_principal_axes(features: Tensor) -> UnlabelledFeatures:
 
 @dataclass(frozen=True)
 class UnlabelledHeadComparison:
-    """Outcome of a comparison of heads that use unlabelled images with the head `LABELS_ALONE`, which uses none.
+    """Outcome of a comparison of heads that use unlabelled images with the head `LABELS_ALONE`, which uses none."""
 
-    Attributes:
-        name: Name of the best head.
-        weight: (K, D) float32 weights of the best head's calibrated logits; None for `LABELS_ALONE`.
-        bias: (K,) float32 biases; None for `LABELS_ALONE`.
-        scores: Cross-validated Brier score by name of the head; lower is better.
-        lead: Brier score of `LABELS_ALONE` minus the Brier score of the best other head.
-        error: Standard error of the lead.
-        held_out: Cross-validated logits of the best head; None for `LABELS_ALONE`.
-    """
-
-    name: str = LABELS_ALONE
-    weight: Tensor | None = None
-    bias: Tensor | None = None
-    scores: Mapping[str, float] = field(default_factory=dict)
-    lead: float = 0.0
-    error: float = 0.0
-    held_out: HeldOutLogits | None = None
+    name: str = LABELS_ALONE  # of the best head
+    weight: Tensor | None = None  # (K, D) float32 weights of its calibrated logits; None for `LABELS_ALONE`
+    bias: Tensor | None = None  # (K,) float32; None for `LABELS_ALONE`
+    scores: Mapping[str, float] = field(default_factory=dict)  # cross-validated Brier score by name; lower is better
+    lead: float = 0.0  # Brier score of `LABELS_ALONE` minus that of the best other head
+    error: float = 0.0  # standard error of the lead
+    held_out: HeldOutLogits | None = None  # cross-validated logits of the best head; None for `LABELS_ALONE`
 
 
 def make_base_fit(race: HeadComparison, last: Head, n_classes: int) -> FitBase:
-    """Return a function that fits the best head of an earlier comparison to (N, D + S) features of other images.
-
-    `last` is the default head of the comparison, logistic regression on the D last features.
-    """
+    """Return a function that fits the best head of a comparison with the default `last` to other (N, D+S) features."""
     width, temperature = last.weight.shape[1], 1.0 if race.held_out is None else race.held_out.temperature
 
     def fit(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         if race.mixture:
             return fit_mixture(features, labels, n_classes, race.mixture)
-        standard = standardise(features[:, :width])
-        fitted = fit_logistic_regression(standard.coordinates, labels, n_classes, last.strength)
-        weight, bias = standard.unstandardise(fitted.weight, fitted.bias.clamp(min=ABSENT_LOGIT))
+        weight, bias = fit_raw_logistic_regression(features[:, :width], labels, n_classes, last.strength)
         padded_weight = torch.zeros(n_classes, features.shape[1])
         padded_weight[:, :width] = weight / temperature
         return padded_weight, bias.float() / temperature
@@ -147,14 +124,9 @@ def compare_unlabelled_heads(
 ) -> UnlabelledHeadComparison:
     """Compare heads that learn from unlabelled images with a head that does not, by cross-validation.
 
-    Args:
-        features: (N, D) raw features of the labelled images.
-        labels: (N,) classes in [0, K). At least two classes have two images or more.
-        n_classes: Number of classes K.
-        unlabelled_features: (U, D) raw features of the unlabelled images.
-        fit_base: Function that fits the head to labelled images alone.
-        seed: Seed of the sample and of the folds.
-        groups: (N,) groups whose images stay in one fold; None for independent images.
+    `features` (N, D) and `unlabelled_features` (U, D) are raw. At least two classes have two images or more. `fit_base`
+    fits the head to labelled images alone. `groups` are (N,) groups whose images stay in one fold; None for independent
+    images.
     """
     pool, rows = compute_principal_axes(unlabelled_features), stratified_sample(labels, MAX_COMPARED, seed)
     labelled_features, truth = features[rows], labels[rows]

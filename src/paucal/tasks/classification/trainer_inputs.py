@@ -1,33 +1,35 @@
-"""Loaders of a classification run: augmented images for training, and the deployed preprocessing for validation."""
+"""What the trainer of a classification run needs: its loaders, augmentation, preprocessing, plan and optimizer."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from PIL import Image
 from torch import nn
 
 from paucal.backbones.weights.inputs import WeightsPreprocessing, from_scratch_preprocessing
 from paucal.data.dataset import ViewDataset
-from paucal.data.images import evenly_spaced
 from paucal.data.loader import CachedBatches, TrainLoader
-from paucal.data.views.augmentation import Augmentation
+from paucal.data.views.augmentation import Augmentation, Mixing
 from paucal.data.views.normalisation import Normalisation
-from paucal.data.views.sheets import MAX_IMAGES, draw_sheet
 from paucal.data.views.transforms import TrainTransform, ViewTransform
 from paucal.evaluation.classification import quick_multi_label_scores, quick_scores
 from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
+from paucal.objectives import Objective
 from paucal.recipes.table import RECIPES
 from paucal.rules.training import SMALL_SIDE
 from paucal.runner.images import SplitImages, eval_loader, normalisation, step_loader, stored_preprocessing
+from paucal.runner.trainer_inputs import check_sync_bn, length_warnings, trainer_plan
 from paucal.runs import RunFolder
-from paucal.training import Plan
-from paucal.types import Crops, DataRequest, height_and_width
+from paucal.training import CosineWarmup, LaggingEpochs, Optimization, Plan, largest_batch
+from paucal.types import Batch, Crops, DataRequest, UserError, height_and_width
 
+LOSS_COLUMN = "val_loss"  # column of the validation loss in `metrics.csv`
 PADDING_DIVISOR = 8  # the padding of a padded crop is 1/8 of the image size
+# Learning rate at the start of the warm-up, as a fraction of the peak. DrLoc's code starts at 1e-6 for a peak of 1e-3.
+WARMUP_START = 1e-3
 
 
 def load_or_make_preprocessing(
@@ -53,10 +55,9 @@ def make_preprocessing(
     weights_input: WeightsPreprocessing | None = None,
     value_range: tuple[float, float] | None = None,
 ) -> Preprocessing:
-    """Return the preprocessing of the deployed model.
+    """Return the preprocessing of the deployed model, without a center crop if training uses whole images.
 
-    There is no center crop if training uses whole images. The crop ratio and the interpolation come from the recipe,
-    else from the pretrained weights, else from the defaults of the model.
+    The crop ratio and the interpolation come from the recipe, else from the pretrained weights, else from the model.
     """
     size = height_and_width(settings.img_size)
     recipe = None if settings.recipe is None else RECIPES.get(settings.recipe)
@@ -115,12 +116,11 @@ def make_view_transform(
     crops: Crops, preprocess: Preprocessing, settings: TrainSettings, exact_geometry: bool
 ) -> ViewTransform:
     """Return the training transform for views with the given crops."""
-    size = crops.sides or preprocess.image_size
-    view_augmentation = make_augmentation(settings)
+    augmentation, statistics = make_augmentation(settings), Normalisation(preprocess.mean, preprocess.std)
     if crops.scale is not None:  # the method defines the crops, such as local crops of self-distillation
-        view_augmentation = replace(view_augmentation, crop="random-resized", scale=crops.scale)
-    statistics = Normalisation(preprocess.mean, preprocess.std)
-    return TrainTransform(size, view_augmentation, statistics, exact_geometry, preprocess.resize)
+        augmentation = replace(augmentation, crop="random-resized", scale=crops.scale)
+    size = crops.sides or preprocess.image_size
+    return TrainTransform(size, augmentation, statistics, exact_geometry, preprocess.resize)
 
 
 def validation_scores(predictions: Predictions) -> dict[str, float]:
@@ -132,12 +132,8 @@ def validation_scores(predictions: Predictions) -> dict[str, float]:
 def make_val_predictor(
     data: SplitImages, preprocess: Preprocessing, settings: TrainSettings
 ) -> Callable[[nn.Module, torch.device], Predictions]:
-    """Return a function that predicts the validation images.
-
-    The preprocessing is deterministic, so the batches are cached if they take little memory.
-    """
-    indices = data.split_indices("val")
-    height, width = preprocess.image_size
+    """Return a function that predicts the validation images, whose batches are cached if they take little memory."""
+    indices, (height, width) = data.split_indices("val"), preprocess.image_size
     batches = CachedBatches(
         lambda workers: eval_loader(data, indices, preprocess, replace(settings, workers=workers)),
         n_bytes=len(indices) * height * width * preprocess.channels * 4,
@@ -147,20 +143,64 @@ def make_val_predictor(
     return lambda module, device: predict_all(module, batches, device)
 
 
-def draw_eval_images(data: SplitImages, card: ModelCard, settings: TrainSettings) -> Image.Image:
-    """Draw validation images as the deployed model sees them; without validation images, draw training images."""
-    indices = data.split_indices("val") if len(data.split_indices("val")) else data.split_indices("train")
-    sample = indices[evenly_spaced(len(indices), MAX_IMAGES)]
-    batch = next(iter(eval_loader(data, sample, card.preprocessing, replace(settings, workers=0))))
-    return draw_sheet(batch, Normalisation(card.preprocessing.mean, card.preprocessing.std), card.classes)
+def training_plan(settings: TrainSettings, n_train: int, n_classes: int) -> Plan:
+    """Return the training plan of the run: its length, seed, hardware, and mixup and cutmix."""
+    check_sync_bn(settings)
+    mixing = Mixing(mixup=settings.mixup, cutmix=settings.cutmix) if settings.mixup or settings.cutmix else None
+    return trainer_plan(settings, n_train, mixing, n_classes)
 
 
-def draw_training_images(data: SplitImages, card: ModelCard, settings: TrainSettings, plan: Plan) -> Image.Image:
-    """Draw a training batch as the network sees the images: augmented, and mixed if the run uses mixup or cutmix."""
-    preprocess = card.preprocessing
-    batch = next(iter(train_loader(data, preprocess, replace(settings, workers=0), plan, DataRequest(), 0)))
-    if plan.mixing is not None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed)
-            batch = plan.mixing.mix(batch, plan.n_classes)
-    return draw_sheet(batch, Normalisation(preprocess.mean, preprocess.std), card.classes)  # type: ignore[arg-type]
+def make_optimization(settings: TrainSettings, plan: Plan) -> Optimization:
+    """Return the settings of the optimizer and its schedule, with durations in steps."""
+    schedule = CosineWarmup(
+        peak=settings.lr,
+        horizon=settings.schedule_epochs * plan.steps_per_epoch,
+        warmup=round(settings.warmup_epochs * plan.steps_per_epoch),
+        start=WARMUP_START * settings.lr if settings.warmup_lr is None else settings.warmup_lr,
+        floor=settings.min_lr,
+    )
+    return Optimization(
+        LaggingEpochs(schedule, plan.steps_per_epoch) if settings.schedule == "lagging" else schedule,
+        weight_decay=settings.weight_decay,
+        clip=settings.clip,
+        average_decay=settings.average,
+    )
+
+
+def remarks_on_plan(settings: TrainSettings, n_train: int) -> list[str]:
+    """Return a warning if `--sync-bn` has no effect, and the warnings of `length_warnings`."""
+    warnings = length_warnings(settings, n_train)
+    if settings.sync_bn and settings.processes == 1:
+        return ["--sync-bn has no effect on a single device", *warnings]
+    return warnings
+
+
+def reduce_batch_to_memory(
+    settings: TrainSettings, data: SplitImages, objective: Objective, card: ModelCard
+) -> tuple[TrainSettings, str]:
+    """Halve the batch size, and double the accumulation, until a training step fits in the memory of the GPU.
+
+    Returns the settings, whose effective batch size is unchanged, and the reason for the batch size.
+    """
+    default_size = settings.batch_size_or_1
+    if settings.device != "cuda":
+        return settings, "suits the data; only the memory of a GPU is tested"
+    if settings.strategy == "fsdp":
+        raise UserError(
+            "--batch-size auto is not supported with --strategy fsdp, since it tries steps with the unsharded model on "
+            "one device: give --batch-size as a number."
+        )
+    plan = training_plan(settings, len(data.split_indices("train")), len(data.images.classes))
+
+    def make_batch(size: int) -> Batch:
+        loader_settings = replace(settings, batch_size=size, workers=0)
+        loader = train_loader(data, card.preprocessing, loader_settings, plan, objective.data_request, 0)
+        return next(iter(loader))  # type: ignore[return-value]
+
+    sizes = [default_size // 2**n for n in range(default_size.bit_length()) if default_size % 2**n == 0]
+    size = largest_batch(objective, make_batch, sizes, torch.device("cuda"), settings.precision)
+    accumulate = settings.accumulate * (default_size // size)
+    if size == default_size:
+        return settings, "suits the data and fits in memory"
+    reason = f"the largest that fits in memory; with {accumulate} passes per step, the effective batch stays the same"
+    return replace(settings, batch_size=size, accumulate=accumulate), reason
