@@ -124,10 +124,7 @@ class PretrainingMethod(MethodOrLoss):
 def unused_settings(
     used_entries: Iterable[MethodOrLoss], all_entries: Iterable[MethodOrLoss]
 ) -> dict[str, MethodOrLoss]:
-    """Return the settings that have no effect in a run, as a dict from the setting's name to its entry.
-
-    `used_entries` are the entries of the run; `all_entries` are all entries.
-    """
+    """Return the settings that have no effect in a run with `used_entries`, as a dict from the name to the entry."""
     in_use = {name for entry in used_entries for name in entry.own_settings}
     return {name: entry for entry in all_entries for name in sorted(entry.own_settings - in_use)}
 
@@ -138,8 +135,7 @@ def refuse_unused(
     """Raise a UserError if the user has given a setting that has no effect in the run.
 
     A config file may contain every setting, so default values in a config file are accepted; a flag is refused even if
-    it gives the default. `origins` has the origin of each given setting; see `unused_settings` for `used_entries` and
-    `all_entries`.
+    it gives the default.
     """
     unused, declared = unused_settings(used_entries, all_entries), setting_fields(settings)
     for name, origin in origins.items():

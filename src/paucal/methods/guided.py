@@ -25,10 +25,7 @@ from paucal.wording import counted
 
 
 def refuse_leaks(setting: str, run: RunFolder, run_images: RunImages) -> None:
-    """Raise a UserError if a guide was trained on validation or test images of the run, since their labels would leak.
-
-    `setting` is the setting that names the guide, and `run` is the run that trained it.
-    """
+    """Refuse a guide, named by `setting`, that was trained on held-out images of the run: their labels would leak."""
     leaked = keys_with_seen_labels(run, run_images.images).intersection(run_images.held_out)
     if leaked:
         raise UserError(

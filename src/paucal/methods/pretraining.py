@@ -24,10 +24,7 @@ def method_of(settings: PretrainSettings) -> PretrainingMethod:
 
 
 def with_recipe(settings: PretrainSettings, origins: Mapping[str, str]) -> tuple[PretrainSettings, dict[str, str]]:
-    """Fill in the settings that were not given with the values of `--recipe`; return the settings and their origins.
-
-    `origins` has the origin of each given setting. Raise a UserError for an unknown recipe.
-    """
+    """Fill in the settings that were not given with the values of `--recipe`; return the settings and their origins."""
     left_out = method_of(settings).superseded(settings, origins)
     return fill_in(settings, origins, RECIPES, settings.recipe, left_out)
 

@@ -34,10 +34,7 @@ MIN_MOMENTUM = 0.98  # minimum momentum of the teacher; with a lower momentum, s
 
 
 def lr(recipe: str | None, model: str | None, shape: Shape, effective_batch: int) -> Choice:
-    """Choose the paper's learning rate, scaled with the batch size.
-
-    The scaling is linear for batches of at least `PAPER_BATCH` images; smaller batches use the square root of the size.
-    """
+    """Choose the paper's learning rate, linear in the batch size from `PAPER_BATCH` on, below with its square root."""
     published = recipe_learning_rate(RECIPES, recipe, model, effective_batch)
     if published is not None:
         return published
@@ -70,10 +67,7 @@ def clip() -> Choice:
 
 
 def tasks(region_after: int | None, epochs: int | None) -> Choice:
-    """Choose the paper's two tasks for long runs, and only the view task for short runs.
-
-    In short runs, the region task made the features worse.
-    """
+    """Choose the two tasks for long runs, but the view task for short runs, which the region task made worse."""
     if region_after or (epochs or 0) >= LONG_RUN_EPOCHS:
         return "view+region", PAPER_REASON
     return "view", f"the region task made features worse in runs under {LONG_RUN_EPOCHS} epochs (docs/lab/)"
@@ -101,10 +95,7 @@ def bottleneck_dim(shape: Shape) -> Choice:
 
 
 def head_norm(facts: DataAndMachine) -> Choice:
-    """Choose no norm for many images, as in the paper, and batch norm for few images.
-
-    Without batch norm, small runs collapsed to the same output for all images.
-    """
+    """Choose no norm as in the paper, but batch norm for few images, without which small runs collapsed."""
     if facts.n_train < MANY_IMAGES:
         return "batch", "few images: without it small runs collapsed to the same output for all images"
     return "none", PAPER_REASON
@@ -200,9 +191,8 @@ def _judge_collapse(settings: Any, rows: Sequence[Row], scale: RunScale, patienc
 def settings_after_collapse(settings: Any, kind: str) -> dict[str, float]:
     """Return new values for some settings after a collapse of the given kind.
 
-    Sharpening counteracts uniform outputs, and centring counteracts a constant output. These two failures need opposite
-    changes of the teacher's temperature (DINO, section 5.3). All failures except uniform outputs need slower updates of
-    student and teacher.
+    Sharpening counteracts uniform outputs, centring a constant output: these need opposite changes of the teacher's
+    temperature (DINO, section 5.3). All other failures need slower updates of student and teacher.
     """
     temperature = settings.teacher_temperature
     if kind == "uniform output":

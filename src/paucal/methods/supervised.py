@@ -44,10 +44,7 @@ def fine_tuning(settings: TrainSettings) -> FineTuning:
 
 
 def check_tuning(settings: TrainSettings, objective: Objective, per_class: Sequence[int]) -> None:
-    """Refuse fine-tuning options that the method does not have, and `--lora-rank` for too few images.
-
-    `per_class` is the number of training images of each class.
-    """
+    """Refuse fine-tuning options that the method does not have, and `--lora-rank` for too few images per class."""
     if settings.lora_rank is not None and min(per_class) < MIN_LORA_IMAGES:
         raise UserError(
             f"--lora-rank needs {MIN_LORA_IMAGES} training images of each class, but the smallest class has "

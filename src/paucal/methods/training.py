@@ -53,10 +53,7 @@ def unused_settings_of(settings: TrainSettings) -> set[str]:
 
 
 def with_recipe(settings: TrainSettings, origins: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
-    """Fill in the settings that were not given with the values of `--recipe`; return the settings and their origins.
-
-    `origins` has the origin of each given setting.
-    """
+    """Fill in the settings that were not given with the values of `--recipe`; return the settings and their origins."""
     recipe = None if settings.recipe is None else RECIPES.get(settings.recipe)
     recipe_settings = {} if recipe is None else recipe.settings
     chosen_losses = [name for name in ("method", "add") if name in recipe_settings and name not in origins]
@@ -156,12 +153,8 @@ def imagenet_alone(model: str, recipe: str) -> str:
     """Return the name of a timm model with the tag of weights that were trained on the labels of ImageNet-1k only.
 
     The default weights of many models were trained on more images, such as ImageNet-21k for ViT-B/16. A name that
-    already has a tag, or for which timm has no weights, is returned unchanged. `recipe` is the recipe's name, for the
-    error message.
-
-    Example:
-        >>> imagenet_alone("vit_base_patch16_224", "an example")
-        'vit_base_patch16_224.augreg_in1k'
+    already has a tag, or for which timm has no weights, is returned unchanged. `recipe` is the recipe's name in
+    messages.
     """
     if "." in model or not timm.is_model(model):
         return model

@@ -71,10 +71,7 @@ def without(settings: Mapping[str, Any], *names: str) -> dict[str, Any]:
 def recipe_learning_rate(
     recipes: Mapping[str, Recipe], name: str | None, model: str | None, batch_size: int
 ) -> tuple[float, str] | None:
-    """Return a recipe's learning rate for a model and `batch_size` images per step, and the reason.
-
-    The result is None if `name` is None, or if the recipe sets no learning rate.
-    """
+    """Return a recipe's learning rate for a model and a batch size, and the reason; None if there is none."""
     recipe = recipes.get(name or "")
     return None if recipe is None else recipe.for_model(model).learning_rate(name or "", batch_size)
 
@@ -91,15 +88,7 @@ def fill_in(
 ) -> tuple[S, dict[str, str]]:
     """Use a recipe's value for each setting that the user has not set, except for the settings in `left_out`.
 
-    Args:
-        settings: Settings of a run.
-        origins: Origin of each setting that the user has set, by name.
-        recipes: Recipes by name.
-        name: Name of the recipe; None for no recipe.
-        left_out: Names of settings that are not taken from the recipe.
-
-    Returns:
-        The settings, and `origins` with the origin "recipe NAME" added for each setting from the recipe.
+    Return the settings, and `origins` with "recipe NAME" added for each setting from the recipe.
     """
     if name is None:
         return settings, dict(origins)

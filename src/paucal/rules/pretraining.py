@@ -74,11 +74,7 @@ def local_crops(local_size: Sides, device: str | None) -> Choice:
 
 
 def local_size(img_size: Sequence[int], local_crops: Sides) -> Choice:
-    """Choose local crops of 96 pixels for global crops of 224 pixels, as in the paper.
-
-    The side of the local crops is half of the global side for global crops of at most `SMALL_SIDE` pixels, and 96/224
-    of the global side for larger global crops, rounded to a multiple of 4 or 16 pixels.
-    """
+    """Choose 96 pixels for global crops of 224, as in the paper; else half of a small or 96/224 of a large side."""
     side, groups = min(img_size), len(local_crops or [0])
     if side == PAPER_SIDE:
         return [PAPER_LOCAL_SIDE] * groups, PAPER_REASON

@@ -106,10 +106,7 @@ def best_device() -> tuple[str, bool]:
 
 
 def backbone_spec(settings: ModelSettings, n_classes: int, channels: int = 3) -> tuple[BackboneSpec, list[str]]:
-    """Return the spec of the backbone, with constructor arguments that suit the image size, and notes for the user.
-
-    The user's `model_args` take precedence over the arguments that suit the image size.
-    """
+    """Return the backbone's spec, with arguments that suit the image size unless the user gave others, and notes."""
     size, name = height_and_width(settings.img_size), settings.model
     user_arguments = model_arguments(settings.model_args)
     sizing = fit_to_image_size(name, size, user_arguments)

@@ -23,10 +23,7 @@ def device(facts: DataAndMachine) -> Choice:
 
 
 def devices(facts: DataAndMachine, device: str | None) -> Choice:
-    """Choose as many devices as a launcher has started processes per machine.
-
-    Without a launcher, choose all GPUs, or one device of another type.
-    """
+    """Choose the launcher's number of processes per machine; without a launcher, all GPUs, or one other device."""
     if facts.launched is not None:
         return facts.launched[0], "the launcher started this many processes per machine"
     if device == "cuda":
@@ -179,8 +176,7 @@ SOUP_EPOCHS = 3
 def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choice:
     """Choose a time budget of half an hour on a GPU, else of a quarter of an hour.
 
-    There is no time budget if the length of the run follows from --epochs, a recipe, the data set's recommendation, or
-    initial weights that the user gave.
+    There is none if the length follows from --epochs, a recipe, the data set, or initial weights that the user gave.
     """
     is_start_given = facts.initial_weights is not None and not facts.initial_weights.chosen
     if epochs is not None or recipe is not None or facts.hinted_epochs or is_start_given:
@@ -237,8 +233,7 @@ def batch_size(
 def lr(recipe: str | None, model: str | None, init: str | None, time: str | None, effective_batch: int) -> Choice:
     """Choose the recipe's peak learning rate, else a rate for AdamW scaled by the square root of the batch size.
 
-    The published rate of 1e-3 holds for a batch size of 1024. For small networks, the same rate is used at a smaller
-    batch size.
+    The published 1e-3 is for a batch size of 1024; small networks have it at a smaller batch size.
     """
     recipe_choice = recipe_learning_rate(RECIPES, recipe, model, effective_batch)
     if recipe_choice is not None:

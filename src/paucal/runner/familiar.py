@@ -31,10 +31,9 @@ BATCH_SIZE = 32
 
 
 def load_familiarity(run: RunFolder, model: TrainedModel, console: Console) -> FamiliarityDetector | None:
-    """Return a detector of images that differ from the run's training images.
+    """Return a detector of images that differ from the run's training images, stored in the run or fitted now.
 
-    The detector is read from the run folder, or fitted and stored there if the folder has none. If no detector can be
-    fitted, a note with the reason is printed and None is returned.
+    If no detector can be fitted, a note with the reason is printed and None is returned.
     """
     if linear_classifier(model.module) is None:
         console.say("note: this model has no linear classifier, so images are not compared with the training images")

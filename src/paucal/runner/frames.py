@@ -86,10 +86,7 @@ def with_stored_data(function: F, store: Callable[[Any, Mapping[str, Any]], tupl
 
 
 def replace_frame_by_path(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Store a DataFrame; return the path of the file, and settings that name the columns.
-
-    DATA of other types is returned unchanged.
-    """
+    """Store a DataFrame; return its path (or other DATA unchanged), and settings that name the columns."""
     if not is_frame(data):
         return data, dict(settings)
     columns = {"image_column": settings.get("image"), "label_column": settings.get("label")}
@@ -102,8 +99,8 @@ def replace_frame_by_path(data: Any, settings: Mapping[str, Any]) -> tuple[Any, 
 def store_frame(frame: Any, image: str | None = None, root: str | os.PathLike[str] | None = None) -> dict[str, str]:
     """Store a table in the cache; return the settings `data`, `image_column` and, for paths, `data_root`.
 
-    `image` names the column of paths, images or encoded bytes; if None, the first column with a usual name, such as
-    "path", is taken. Paths are relative to `root`, or to the working directory if `root` is None.
+    `image` names the column of paths, images or encoded bytes; None is the first column with a usual name. Paths are
+    relative to `root`, or to the working directory if `root` is None.
     """
     return store_columns(columns_of(frame), image, root)
 
@@ -118,7 +115,11 @@ def store_columns(
         paths, folder = _relative_to_common_folder([os.fspath(value) for value in values], root)
         return {"data": str(store_table({image: paths, **other_columns})), "image_column": image, "data_root": folder}
     images = pa.array([{"bytes": encode_image(value, row)} for row, value in enumerate(values, start=1)])
-    texts = {name: pa.array([_parquet_cell(cell) for cell in cells]) for name, cells in other_columns.items()}
+    # Numbers become text, since negative numbers would count as missing labels.
+    texts = {
+        name: pa.array([list(map(_csv_cell, cell)) if _is_list(cell) else _csv_cell(cell) for cell in cells])
+        for name, cells in other_columns.items()
+    }
     buffer = io.BytesIO()
     pq.write_table(pa.table({image: images, **texts}), buffer, compression="none")  # images are already compressed
     return {"data": str(_store_file(buffer.getvalue(), "parquet")), "image_column": image}
@@ -170,7 +171,6 @@ def encode_image(value: Any, row: int) -> bytes:
     """Return the bytes of an image file; encoded bytes are returned unchanged, other images as lossless PNG or TIFF.
 
     `value` is a PIL image, an array of uint8, encoded bytes, or a mapping with "bytes" as in Hugging Face datasets.
-    `row` is the number of the image in error messages.
     """
     if isinstance(value, dict):
         value = value.get("bytes")
@@ -251,13 +251,13 @@ def find_image_column(columns: Mapping[str, Sequence[Any]], requested_column: st
         if requested_column not in columns:
             raise UserError(f"image: the table has no column {requested_column!r}; its columns are {column_names}.")
         return requested_column
-    usual_columns = [name for name in columns if re.sub(r"[\s-]+", "_", name.strip().lower()) in IMAGE_COLUMNS]
+    usual_columns = [name for name in columns if normalise_column_name(name) in IMAGE_COLUMNS]
     if not usual_columns:
         raise UserError(
             f"none of the table's columns has a usual name for paths or images ({column_names}): name the column with "
             "image=."
         )
-    return min(usual_columns, key=lambda name: IMAGE_COLUMNS.index(re.sub(r"[\s-]+", "_", name.strip().lower())))
+    return min(usual_columns, key=lambda name: IMAGE_COLUMNS.index(normalise_column_name(name)))
 
 
 def _relative_to_common_folder(paths: Sequence[str], root: str | os.PathLike[str] | None) -> tuple[list[str], str]:
@@ -274,33 +274,30 @@ def _relative_to_common_folder(paths: Sequence[str], root: str | os.PathLike[str
     return [os.path.relpath(path, folder).replace(os.sep, "/") for path in absolute_paths], folder
 
 
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, list | tuple | np.ndarray)
+
+
 def _csv_cell(value: Any) -> str:
     """Return a value as a CSV cell: whole numbers without ".0", lists as JSON, and missing values as empty text."""
     if value is None or (isinstance(value, float) and value != value):
         return ""
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
-    if isinstance(value, list | tuple | np.ndarray):
+    if _is_list(value):
         return json.dumps([str(entry) for entry in value], ensure_ascii=False)
     return str(value)
-
-
-def _parquet_cell(value: Any) -> str | list[str]:
-    """Return a value as text for a Parquet column, since negative numbers would count as missing labels."""
-    return [_csv_cell(entry) for entry in value] if isinstance(value, list | tuple | np.ndarray) else _csv_cell(value)
 
 
 IMAGE_COLUMN, CLASS_COLUMN, MASK_COLUMN = "filename", "class", "mask"
 
 
 def takes_annotations(function: F) -> F:
-    """Decorate a function so that DATA may be a DataFrame of boxes or masks.
-
-    DATA is the first argument, or the keyword argument `data`.
+    """Decorate a function so that DATA (the first argument, or `data`) may be a DataFrame of boxes or masks.
 
     The function receives the path of a CSV file with the table. The settings `image`, `label` (class of a box) and
     `mask` (path of a mask) name columns; box coordinates are found by their usual column names. A table without boxes
-    or masks is stored in the same way as by `takes_frames`.
+    or masks is stored as by `takes_frames`.
     """
     return with_stored_data(function, _store_frame)
 
@@ -335,16 +332,12 @@ def _store_frame(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str,
     # chosen column.
     reserved_names = {*table, *IMAGE_COLUMNS, *MASK_COLUMNS}
     table_columns = {
-        name: [_numbers_as_text(cell) for cell in cells]
+        # A list of numbers, such as a box, becomes text separated by spaces.
+        name: [" ".join(map(str, cell)) if _is_list(cell) else cell for cell in cells]
         for name, cells in further_columns.items()
         if normalise_column_name(name) not in reserved_names
     }
     return str(store_table({**table, **table_columns})), other_settings
-
-
-def _numbers_as_text(cell: Any) -> Any:
-    """Return a list of numbers, such as a box, as text separated by spaces; return other values unchanged."""
-    return " ".join(map(str, cell)) if isinstance(cell, list | tuple | np.ndarray) else cell
 
 
 def _absolute_path(value: Any, root: str | os.PathLike[str], row: int) -> str:

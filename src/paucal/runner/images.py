@@ -119,20 +119,16 @@ def _absolute_path(path: str) -> str:
 def decode_options_for_size(
     image_size: Sequence[int] | None, like: DecodeOptions = DEFAULT_DECODE_OPTIONS
 ) -> DecodeOptions:
-    """Return decoding options for an image size (height, width); None means that images are decoded at full size.
-
-    Other options, such as the channels, are copied from `like`.
-    """
+    """Return options like `like` for an image size (height, width); None means that images are decoded at full size."""
     return replace(like, side=None if image_size is None else stored_side(image_size))
 
 
 def initial_decode_options(
     settings: DataSettings, images: ImageSet, stored: DecodeOptions | None = None
 ) -> DecodeOptions:
-    """Return the decoding options with which a run first reads its images.
+    """Return the options with which a run first reads its images: `stored` ones of a resumed run, else by channels.
 
-    These are the options `stored` of a resumed run, or else options with the channels that the settings name. If the
-    settings name no channels, the images determine the channels.
+    The settings name the channels, or else the images determine them.
     """
     if stored is not None:
         return stored

@@ -40,10 +40,7 @@ class MemoryImage:
 def open_sources(
     sources: Sequence[str | ImageInMemory], console: Console, reading: DecodeOptions
 ) -> list[ImageSet | MemoryImage]:
-    """Open the sources in order, and print notes.
-
-    A source is an image file, a folder (read to any depth), a Parquet file, a URL, a pattern or an image in memory.
-    """
+    """Open image files, folders (to any depth), Parquet files, URLs, patterns and images in memory; print notes."""
     image_sets: list[ImageSet | MemoryImage] = []
     for source in sources:
         image_sets += _open_path(source, console) if isinstance(source, str) else [MemoryImage(source)]
@@ -54,10 +51,7 @@ def open_sources(
 
 
 class InputImages:
-    """The images of all sources as one sequence, decoded with the model's options.
-
-    Methods take the position of an image in this sequence.
-    """
+    """The images of all sources as one sequence, decoded with the model's options; methods take a position in it."""
 
     def __init__(self, sources: Sequence[ImageSet | MemoryImage], reading: DecodeOptions) -> None:
         self._sources, self._reading = sources, reading
@@ -98,11 +92,7 @@ class InputImages:
         return store.read(index)
 
     def read_or_skip(self, position: int, on_bad: str, console: Console) -> Image.Image | UnreadableImage:
-        """Return a decoded image.
-
-        For an image that cannot be decoded: if `on_bad` is "skip", print and return the error; if `on_bad` is
-        "refuse", raise a UserError.
-        """
+        """Return a decoded image, or print and return the error; with "refuse" as `on_bad`, raise the error."""
         try:
             return self.read(position)
         except UnreadableImage as problem:
@@ -121,10 +111,7 @@ class InputImages:
 def read_all(
     sources: Sequence[ImageSet | MemoryImage], reading: DecodeOptions, on_bad: str, console: Console
 ) -> Iterator[NamedImage]:
-    """Yield (path, image) for each readable image; the path of an image in memory is None.
-
-    An image that cannot be decoded is skipped if `on_bad` is "skip"; if `on_bad` is "refuse", a UserError is raised.
-    """
+    """Yield (path, image) for each image that `read_or_skip` returns; the path of an image in memory is None."""
     images = InputImages(sources, reading)
     for position in range(len(images)):
         image = images.read_or_skip(position, on_bad, console)

@@ -131,12 +131,9 @@ A = TypeVar("A", bound=RunSetup[Any])
 
 
 class EpochListener(Generic[A]):
-    """Receives the results of a run during training, and may stop or restart the run; this class only prints results.
+    """Receives the results of a run during training, and may stop or restart it; this class only prints results."""
 
-    If `scores_start` is true, the initial weights are validated before the first step.
-    """
-
-    scores_start = False
+    scores_start = False  # whether the initial weights are validated before the first step
 
     def __init__(self, setup: A, console: Console) -> None:
         self.setup, self.console = setup, console

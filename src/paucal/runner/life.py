@@ -92,7 +92,15 @@ def begin(
             job.announce(setup, console)
             run = writer.begin(setup.settings.output, setup.settings.overwrite)
             setup = copy_frame_to_run(run, setup)
-            _write_initial_files(job, run, setup)
+            settings, split, images = setup.settings, setup.data.split, setup.data.images
+            run.write_config(
+                asdict(settings), setup.origins, job.verb, split=split.description, location=images.location
+            )
+            run.write_json("env.json", describe_environment(settings.device))
+            if setup.load_report is not None:
+                run.write_json(START_FILE, setup.load_report.to_dict())
+            write_split(run.split, images, split, image_digests(images))
+            job.write_beginning(run, setup)
         send_path(run.path)
         return _execute_run(job, run, setup, console, [*callbacks, *storage_callbacks, *writer.callbacks()])
 
@@ -179,10 +187,9 @@ def show_config(job: Job[S, A, Any], settings: S, origins: Mapping[str, str]) ->
 def _local_folder(
     place: P, exit_stack: ExitStack, console: Console, overwrite: bool = False, is_resumed: bool = False
 ) -> tuple[P | str, list[Callback]]:
-    """Return the local folder of a run on object storage, and the callback that copies it to the storage.
+    """Return the local folder of a run on object storage, and the callback that copies it there; other places as is.
 
-    A place that is not on object storage is returned unchanged, without callbacks. The lock on the storage is held
-    until `exit_stack` is closed.
+    The lock on the storage is held until `exit_stack` is closed.
     """
     if place is None or not is_remote(place):
         return place, []
@@ -212,16 +219,6 @@ def _join_run(job: Job[S, A, R], callbacks: Sequence[Callback]) -> R | Stopped:
     """On a process other than the first, execute the run that the first process has opened."""
     run, console = RunFolder(receive_path()), NullConsole()
     return _execute_run(job, run, _reassemble_stored(job, run, console), console, callbacks)
-
-
-def _write_initial_files(job: Job[S, A, Any], run: RunFolder, setup: A) -> None:
-    settings, split, images = setup.settings, setup.data.split, setup.data.images
-    run.write_config(asdict(settings), setup.origins, job.verb, split=split.description, location=images.location)
-    run.write_json("env.json", describe_environment(settings.device))
-    if setup.load_report is not None:
-        run.write_json(START_FILE, setup.load_report.to_dict())
-    write_split(run.split, images, split, image_digests(images))
-    job.write_beginning(run, setup)
 
 
 def _execute_run(
@@ -273,20 +270,17 @@ def _execute_run(
 
 def _make_preliminary_steps(job: Job[S, A, Any], run: RunFolder, setup: A, console: Console) -> A | None:
     """Make the preliminary steps on the first process; return the new setup, or None if a signal stopped the steps."""
-    finished = True
 
-    def make_steps() -> None:
-        nonlocal finished
+    def make_steps() -> bool:
         try:
-            finished = job.run_preliminary_work(run, setup, console)
+            return job.run_preliminary_work(run, setup, console)
         except KeyboardInterrupt:
             if not run.card.exists():  # no model is saved yet, so there is nothing to resume
                 raise
-            finished = False
+            return False
 
-    run_on_rank_zero(make_steps)
-    planned_at = time.monotonic()
-    if not broadcast_value(finished):
+    finished, planned_at = run_on_rank_zero(make_steps), time.monotonic()
+    if not finished:
         return None
     # All processes, including the first, read the result from the run folder, as a resumed run does. The first process
     # does not reuse its setup, since the images in memory may still be larger than the image size that was chosen.

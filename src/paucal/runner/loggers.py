@@ -138,12 +138,8 @@ LOGGER_FUNCTIONS: dict[str, LoggerFunctions] = {
 class Loggers:
     """The loggers of a run, as a context manager that opens and closes the loggers.
 
-    A resumed run continues the same logs. Epochs that are repeated after a crash are not logged twice.
-
-    Args:
-        run: Run folder.
-        names: Keys of `LOGGER_FUNCTIONS`; empty or None on all processes except the first.
-        console: Console for messages.
+    A resumed run continues the same logs. Epochs that are repeated after a crash are not logged twice. `names` are keys
+    of `LOGGER_FUNCTIONS`; on all processes except the first, there are none.
     """
 
     def __init__(self, run: RunFolder, names: Sequence[str] | None, console: Console) -> None:
@@ -159,8 +155,12 @@ class Loggers:
         if self._names:
             check_loggers(self._names)
             self._read_record()
+            self._new_loggers = [name for name in self._names if name not in self._ids]
+            if self._new_loggers:
+                self._logged_step = 0  # a new logger has no row yet
             try:
-                self._open_all()
+                for name in self._names:
+                    self._open(name)
             except BaseException:
                 self._close_all("failed")
                 raise
@@ -194,10 +194,13 @@ class Loggers:
         step = int(row["step"])
         if step <= self._logged_step:
             return
+
+        def log_and_save(logger: Logger) -> None:
+            logger.log_metrics({name: value for name, value in row.items() if name != "step"}, step)
+            logger.save()  # otherwise, a crash would lose buffered values
+
         for name in list(self._open_loggers):
-            self._call_or_drop(
-                name, lambda logger: _log_row(logger, {k: v for k, v in row.items() if k != "step"}, step)
-            )
+            self._call_or_drop(name, log_and_save)
         self._logged_step = step
         self._write_record()
 
@@ -226,16 +229,22 @@ class Loggers:
     def _write_record(self) -> None:
         self._run.write_json(RECORD_FILE, {"ids": self._ids, "step": self._logged_step})
 
-    def _open_all(self) -> None:
-        self._new_loggers = [name for name in self._names if name not in self._ids]
-        if self._new_loggers:
-            self._logged_step = 0  # a new logger has no row yet
-        for name in self._names:
-            logger, location = _open_logger(name, self._run, self._ids.get(name))
-            self._open_loggers[name] = logger
-            self._ids[name] = str(logger.version)
-            self._write_record()
-            self._console.say(f"{name}: logging to {location}")
+    def _open(self, name: str) -> None:
+        functions = LOGGER_FUNCTIONS[name]
+        try:
+            logger = functions.open(self._run, self._ids.get(name))
+            location = functions.place(logger)
+        except UserError:
+            raise
+        except Exception as problem:  # any exception of the logger, its database or the network
+            raise UserError(
+                f"--logger {name} cannot be started ({type(problem).__name__}: {_one_line(problem)}): correct the "
+                f"cause, or remove {name} from --logger."
+            ) from problem
+        self._open_loggers[name] = logger
+        self._ids[name] = str(logger.version)
+        self._write_record()
+        self._console.say(f"{name}: logging to {location}")
 
     def _call_or_drop(self, name: str, action: Callable[[Any], None]) -> None:
         """Call a function with a logger, and drop the logger if that fails."""
@@ -245,8 +254,9 @@ class Loggers:
             action(self._open_loggers[name])
         except Exception as problem:  # any exception, since no logger may end the run
             del self._open_loggers[name]
-            text = shorten(" ".join(str(problem).split()), MAX_ERROR_CHARACTERS)
-            self._console.say(f"note: {name} failed ({text}); the run continues, and metrics.csv has all values")
+            self._console.say(
+                f"note: {name} failed ({_one_line(problem)}); the run continues, and metrics.csv has all values"
+            )
 
     def _close_all(self, status: str) -> None:
         for name in list(self._open_loggers):
@@ -254,22 +264,5 @@ class Loggers:
         self._open_loggers = {}
 
 
-def _open_logger(name: str, run: RunFolder, run_id: str | None) -> tuple[Logger, str]:
-    """Open a logger; return the logger and the location of its logs."""
-    functions = LOGGER_FUNCTIONS[name]
-    try:
-        logger = functions.open(run, run_id)
-        return logger, functions.place(logger)
-    except UserError:
-        raise
-    except Exception as problem:  # any exception of the logger, its database or the network
-        text = shorten(" ".join(str(problem).split()), MAX_ERROR_CHARACTERS)
-        raise UserError(
-            f"--logger {name} cannot be started ({type(problem).__name__}: {text}): correct the cause, or remove "
-            f"{name} from --logger."
-        ) from problem
-
-
-def _log_row(logger: Any, values: dict[str, float], step: int) -> None:
-    logger.log_metrics(values, step)
-    logger.save()  # otherwise, a crash would lose buffered values
+def _one_line(problem: Exception) -> str:
+    return shorten(" ".join(str(problem).split()), MAX_ERROR_CHARACTERS)

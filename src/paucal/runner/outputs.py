@@ -28,7 +28,7 @@ def refuse_inside_images(
 ) -> None:
     """Refuse results inside a folder of images, where they would later be read as images or as a class.
 
-    `images` maps flags to locations of images; `flag` is the flag with which the path of the results was given.
+    `images` maps flags to locations of images; `flag` is the flag of the results.
     """
     for name, location in images.items():
         if location is None or location == BUILT_IN or is_published_set(location, root):

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -56,9 +56,9 @@ def is_rank_zero() -> bool:
 
 
 def init_launched_group() -> None:
-    """Initialise the process group if a launcher started this process; otherwise do nothing.
+    """Initialise the process group if a launcher started this process.
 
-    With GPUs, the group has two backends: gloo gathers results on the CPU, and NCCL reduces gradients on the GPUs.
+    With GPUs, gloo gathers results on the CPU, and NCCL reduces gradients on the GPUs.
     """
     environment = launcher()
     if environment is None or dist.is_initialized():
@@ -121,19 +121,21 @@ def broadcast_value(value: T) -> T:
     return received[0]
 
 
-def run_on_rank_zero(act: Callable[[], None]) -> None:
-    """Call `act` on the first process while the other processes wait; every process must call this function.
+def run_on_rank_zero(act: Callable[[], T]) -> T:
+    """Call `act` on the first process while the others wait; return its result on all, which must call this function.
 
     If `act` raises an exception, the other processes raise a UserError.
     """
-    if not is_distributed() or dist.get_rank() == 0:
-        try:
-            act()
-        except BaseException:
-            broadcast_value(False)
-            raise
-    if not broadcast_value(True):
+    outcome: Any = (False, None)  # whether `act` succeeded, and its result
+    try:
+        if not is_distributed() or dist.get_rank() == 0:
+            outcome = True, act()
+    finally:
+        outcome = broadcast_value(outcome)
+    succeeded, result = outcome
+    if not succeeded:
         raise UserError("the first process could not continue the run; see the message of that process.")
+    return result
 
 
 @contextmanager

@@ -46,8 +46,7 @@ class EvaluatedRun(FinishedRun):
     def predictions(self) -> "DataFrame":
         """A DataFrame with a row per test image, read from `evaluation/test/`.
 
-        Raises:
-            UserError: The file is missing or damaged, or pandas is not installed.
+        Raises: UserError: The file is missing or damaged, or pandas is not installed.
         """
         return to_pandas(read_table(RunFolder(self.folder).evaluation("test") / self.predictions_file))
 
@@ -64,8 +63,7 @@ def publish_results(
 ) -> None:
     """Write `summary.json` and the report page of a finished run, and print its results.
 
-    `write_page` writes the page of a run folder and returns the path of the page. The printed results are, in this
-    order, `table`, `lines`, the names of the page, of the weights and of further `files`, and suggested next commands.
+    `write_page` writes the page of a run folder and returns its path.
     """
     run.write_json("summary.json", dict(summary))
     page = write_page(run.path)

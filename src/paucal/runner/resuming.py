@@ -42,9 +42,8 @@ def resumed_process_counts(changes: Mapping[str, Any], settings: JobSettings) ->
 def with_processes(settings: J, devices: int, nodes: int) -> tuple[J, dict[str, str]]:
     """Return settings for another number of processes, and the reason for each changed setting.
 
-    Each step still uses the same images. The order of the images depends only on seed and epoch, so only the division
-    of a step's images among the processes changes. A process takes at most as many images per forward pass as before,
-    since more images might not fit in its memory; instead, the process makes more forward passes per step.
+    Each step still uses the same images, in an order that depends only on seed and epoch. A process takes at most as
+    many images per forward pass as before, since more might not fit in its memory, but makes more passes per step.
     """
     batch, processes = settings.effective_batch, devices * nodes
     images_per_process, remainder = divmod(batch, processes)
@@ -65,10 +64,7 @@ def with_processes(settings: J, devices: int, nodes: int) -> tuple[J, dict[str, 
 
 
 def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple[RunFolder, Any, dict[str, str]]:
-    """Open a run to resume; return the run, its settings after `changes`, and the origin of each setting.
-
-    No file is written.
-    """
+    """Return a run to resume, its settings after `changes`, and the origin of each setting, without writing a file."""
     allowed = (*CHANGEABLE, *input_names(job))
     refused = [name for name in changes if name not in allowed]
     if refused:

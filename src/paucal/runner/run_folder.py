@@ -143,11 +143,7 @@ def has_set_aside_run(path: Path) -> bool:
 
 
 def finish_replacement(path: Path) -> bool:
-    """Clean up if a new run was killed while replacing an old run; return whether the old run was moved back.
-
-    Raises:
-        UserError: A process is still writing the new run.
-    """
+    """Clean up if a new run was killed while replacing an old run; return whether the old run was moved back."""
     if not has_set_aside_run(path):
         return False
     if is_nonempty(path):

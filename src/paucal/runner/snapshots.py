@@ -15,13 +15,9 @@ FileStamp = tuple[int, int, int]  # size in bytes, modification time in ns, and 
 
 
 def take_snapshot(folder: Path, target: Path) -> dict[str, FileStamp]:
-    """Replace the folder `target` with a copy of a run's files in which all files are from the same moment.
+    """Replace `target` with a copy of a run's files of one moment; return the stamp of each file by relative path.
 
-    Checkpoints are hard-linked, since runs replace checkpoint files but never change them. Other files are copied,
-    since they may grow.
-
-    Returns:
-        The stamp of each file by its relative path.
+    Checkpoints are hard-linked, since runs replace checkpoint files but never change them. Other files may grow.
     """
     for _ in range(_MAX_TRIES):
         shutil.rmtree(target)

@@ -79,7 +79,13 @@ def find_initial_weights(settings: ModelSettings, run: RunFolder | None = None) 
     """
     if settings.init is not None and run is not None and run.last.exists():
         return _read_stored_report(run)
-    _check_settings(settings)
+    if settings.init is None and getattr(settings, "init_head", "auto") != "auto":
+        raise UserError("--init-head applies to the classifier of --init: give --init too, or remove --init-head.")
+    if settings.init_network is not None and (settings.init is None or not Path(settings.init).expanduser().is_file()):
+        raise UserError(
+            f"--init-network {settings.init_network} names a network within a file: give the file to --init, or remove "
+            "--init-network."
+        )
     if settings.init is None:
         return WeightsSource()
     if settings.init == COCO:
@@ -107,12 +113,9 @@ def find_initial_weights(settings: ModelSettings, run: RunFolder | None = None) 
 def load_initial_weights(
     weights_source: WeightsSource, model: str | None, objective: Objective, classes: Sequence[str], head: Head = "auto"
 ) -> LoadReport | None:
-    """Load the initial weights into every backbone of the training objective.
+    """Load the initial weights into every backbone of the objective; the heads of additional losses stay random.
 
-    The heads of additional losses keep their random weights.
-
-    Returns:
-        Report on the loaded weights, or the stored report of a resumed run; None if the initial weights are random.
+    Return the report on the loaded weights, or the stored report of a resumed run; None for random weights.
     """
     if weights_source.read is None:
         return weights_source.record
@@ -133,16 +136,6 @@ def _require_path(name: str) -> Path:
     return path
 
 
-def _check_settings(settings: ModelSettings) -> None:
-    if settings.init is None and getattr(settings, "init_head", "auto") != "auto":
-        raise UserError("--init-head applies to the classifier of --init: give --init too, or remove --init-head.")
-    if settings.init_network is not None and (settings.init is None or not Path(settings.init).expanduser().is_file()):
-        raise UserError(
-            f"--init-network {settings.init_network} names a network within a file: give the file to --init, or remove "
-            "--init-network."
-        )
-
-
 def _read_stored_report(run: RunFolder) -> WeightsSource:
     try:
         record = LoadReport.from_dict(run.read_json(START_FILE))
@@ -156,13 +149,17 @@ def _read_stored_report(run: RunFolder) -> WeightsSource:
 
 
 def _describe_run_weights(run: RunFolder, card: ModelCard) -> InitialWeightsInfo:
-    settings = run.settings
-    model_args = settings.get("model_args")
+    stored_args = run.settings.get("model_args")
+    model_args = list(map(str, stored_args)) if isinstance(stored_args, list) else []
+    patch_size = card.backbone.arguments.get("patch_size")
+    if patch_size is not None and not any(argument.partition("=")[0] == "patch_size" for argument in model_args):
+        # Otherwise, a model for another image size would be built with another patch size instead of more patches.
+        model_args.append(f"patch_size={json.dumps(patch_size)}")
     return InitialWeightsInfo(
         str(run.path),
         card.backbone.name,
         card.backbone.image_size,
-        _add_patch_size(tuple(map(str, model_args)) if isinstance(model_args, list) else (), card),
+        tuple(model_args),
         "model",
         images_seen=count_images_seen(run),
     )
@@ -171,8 +168,7 @@ def _describe_run_weights(run: RunFolder, card: ModelCard) -> InitialWeightsInfo
 def count_images_seen(run: RunFolder) -> int | None:
     """Return how many images a run's weights have been trained on since random initialisation; None if unknown.
 
-    The result is epochs times training images, summed over the run and the chain of earlier runs that provided its
-    initial weights. If the first run of this chain started from published weights, the number is unknown.
+    This is epochs times training images, summed over the run and the earlier runs that provided its initial weights.
     """
     total = 0
     try:
@@ -185,17 +181,6 @@ def count_images_seen(run: RunFolder) -> int | None:
     except (UserError, OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
         pass  # a file is missing, or another program wrote it
     return None
-
-
-def _add_patch_size(model_args: Sequence[str], card: ModelCard) -> tuple[str, ...]:
-    """Return the `--model-args` of the initial weights, with the patch size of the model added if it is missing.
-
-    Otherwise, a model for another image size would be built with another patch size instead of more patches.
-    """
-    patch_size = card.backbone.arguments.get("patch_size")
-    if patch_size is None or any(argument.partition("=")[0] == "patch_size" for argument in model_args):
-        return tuple(model_args)
-    return (*model_args, f"patch_size={json.dumps(patch_size)}")
 
 
 def _read_run_weights(run: RunFolder, card: ModelCard, file: Path | None) -> StartWeights:
@@ -217,8 +202,7 @@ class WeightsChoice:
 def chooses_initial_weights(settings: ModelSettings, origins: Collection[str], named: Collection[str] = ()) -> bool:
     """Return whether the initial weights of a run are chosen automatically.
 
-    This is the case if `init` is "auto" (the value in the stored config of such a run), or if the user gave neither
-    `init` nor any setting in `named`.
+    So they are if `init` is "auto" (stored for such a run), or if neither `init` nor a setting in `named` was given.
     """
     return settings.init == CHOSEN_WEIGHTS or (settings.init is None and not {"init", *named} & set(origins))
 
@@ -226,10 +210,9 @@ def chooses_initial_weights(settings: ModelSettings, origins: Collection[str], n
 def choose_initial_weights(
     settings: J, origins: Mapping[str, str], side: int
 ) -> tuple[J, dict[str, str], WeightsChoice]:
-    """Choose the pretrained weights of a run, and the model if no model was given.
+    """Choose pretrained weights, and the model if none was given; return settings, origins and the choice.
 
-    Return the settings, the origin of each setting, and the choice. `side` is the median of the images' shorter sides
-    in pixels.
+    `side` is the median of the images' shorter sides in pixels.
     """
     choice = choose_weights(settings.model, device_or_best(settings.device), side)
     origins = {**origins, "init": automatic_origin(choice.why)}
@@ -242,7 +225,7 @@ def choose_initial_weights(
 def choose_weights(model: str | None, device: str, side: int) -> WeightsChoice:
     """Look for pretrained weights in installed packages, in the cache, and briefly on the network.
 
-    `model` is a timm name, or None for any suitable model; `side` is the median of the images' shorter sides in pixels.
+    `model` is a timm name, or None for any; `side` is the median of the images' shorter sides in pixels.
     """
     if side < MIN_SIDE:
         return WeightsChoice((), f"images of {side} pixels are too small for pretrained weights")

@@ -59,8 +59,7 @@ def choose_time_or_epochs(settings: Any, origins: Mapping[str, str]) -> Any:
     """Return settings in which either the time or the epochs set the length of the run.
 
     Flags take precedence over a config, and a config over a recipe. Within a config the epochs take precedence, since
-    the epochs were planned from the config's time. If the epochs are dropped, other lengths of the same origin, such
-    as the warm-up, are dropped, too.
+    they were planned from its time. Dropped epochs also drop other lengths of the same origin, such as the warm-up.
     """
     if settings.time is not None:
         parse_duration(settings.time, "--time")
@@ -112,10 +111,7 @@ class TimedJob(Job[S, A, R]):
 
     @abstractmethod
     def measure(self, setup: A, tunes_threads: bool = False) -> Pace:
-        """Time a few steps and evaluations, and restore the objective.
-
-        If `tunes_threads` is True, the number of CPU threads is chosen, too.
-        """
+        """Time a few steps and evaluations, and restore the objective; `tunes_threads` also chooses the CPU threads."""
 
     @abstractmethod
     def fit_length(self, setup: A, pace: Pace, seconds_left: float) -> PlannedLength:
@@ -165,9 +161,8 @@ def seconds_per_step(
 ) -> float:
     """Return the seconds per optimizer step, including data loading, multiplied by `OVERHEAD_FACTOR`.
 
-    Call this function within `trial_steps`, which moves the objective to the device. The first batch is a warm-up and
-    not timed, unless it is the only batch. If `tunes_threads` is True, the number of CPU threads is chosen during the
-    warm-up if other programs use the same cores.
+    Call this within `trial_steps`, which moves the objective to the device. The first batch is a warm-up and not timed,
+    unless it is the only one; if `tunes_threads`, CPU threads are chosen there if other programs use the same cores.
     """
 
     def timed_step(batch: Batch) -> None:

@@ -30,10 +30,7 @@ MIN_STEPS_PER_EPOCH = 5  # a remark is printed if an epoch has fewer steps
 
 
 def trainer_plan(settings: JobSettings, n_train: int, mixing: Mixing | None = None, n_classes: int = 0) -> Plan:
-    """Return the plan of a run: length, seed, time limit and hardware.
-
-    Before the number of epochs is known, the plan has the length of one epoch.
-    """
+    """Return the plan of a run, which has the length of one epoch before the number of epochs is known."""
     per_epoch = steps_per_epoch(n_train, settings.effective_batch)
     return Plan(
         total_steps=per_epoch * settings.epochs_or_1,
@@ -167,9 +164,8 @@ MAX_STEP_IMAGES = 1 << 20  # maximum number of images per optimizer step
 def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) -> list[str]:
     """Refuse a run whose steps cannot fit in memory; return a remark if a step needs more than half of the memory.
 
-    The estimate is a lower bound, computed without building the model: weights, gradients, optimizer state, and the
-    activations of a forward pass. `views` is the total number of pixels in all views of an image, relative to one image
-    of the backbone's size.
+    The estimate is a lower bound without building the model: weights, gradients, optimizer state, and activations of a
+    forward pass. `views` is the number of pixels in all views of an image, relative to one of the backbone's size.
     """
     check_step_size(settings.effective_batch)
     batch_size = 1 if settings.batch_size == "auto" else settings.batch_size_or_1

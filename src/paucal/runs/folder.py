@@ -132,10 +132,7 @@ class RunFolder:
         return self.with_kept_frame(values) if isinstance(values, dict) else {}
 
     def with_kept_frame(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings; if `data` is a DataFrame that is stored with the run, update its path to this folder.
-
-        The path in the settings is outdated if the run folder was moved.
-        """
+        """Return settings with the path of a DataFrame that is stored in this folder, which may have been moved."""
         data = settings.get("data")
         name = Path(data).name if isinstance(data, str) else ""
         is_stored_here = FRAME_FILE.fullmatch(name) is not None and (self.path / name).is_file()
@@ -293,10 +290,8 @@ def find_run_of_init(init: str | None) -> RunFolder | None:
 def iterate_ancestry(run: RunFolder | None) -> Iterator[RunFolder]:
     """Yield a run, then the run that provided its initial weights, and so on.
 
-    The last yielded run is a run that did not start from the weights of another run, or whose folder is missing.
-
-    Raises:
-        UserError: The config of an existing run cannot be read. The error is raised after that run has been yielded.
+    The last run did not start from the weights of another run, or its folder is missing. If the config of an existing
+    run cannot be read, a UserError is raised after that run has been yielded.
     """
     for _ in range(MAX_ANCESTORS):
         if run is None:

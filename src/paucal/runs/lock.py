@@ -39,14 +39,7 @@ class Holder:
 
 
 class RunLock:
-    """An exclusive lock on a folder, held from `acquire` to `release`.
-
-    Attributes:
-        folder: Locked folder.
-        what: Name for the content of the folder in messages, such as "the run".
-        path: Path of the lock file.
-        lost: Whether another process has taken over the lock.
-    """
+    """An exclusive lock on a folder, held from `acquire` to `release`; `what` names the content in messages."""
 
     def __init__(self, folder: Path, what: str = RUN_NOUN) -> None:
         self.folder = folder

@@ -77,11 +77,10 @@ def load_checkpoint(path: Path) -> dict:
 
 
 def read_untrusted(path: Path, max_bytes: int = MAX_WEIGHTS_BYTES) -> TensorTree:
-    """Read an untrusted safetensors file or `torch.save` file without running any code in it.
+    """Return tensors by name, possibly in nested mappings, of an untrusted file, without running any code in it.
 
-    Returns:
-        Tensors by name, possibly in nested mappings. Values that are not tensors are left out, and so are tensors that
-        are sparse, quantised, on the meta device, or larger than their storage.
+    The file is in the format of safetensors or `torch.save`. Values that are not tensors are left out, and so are
+    tensors that are sparse, quantised, on the meta device, or larger than their storage.
     """
     if not path.is_file():
         raise UserError(f"There is no file {str(path)!r}: check the path.")

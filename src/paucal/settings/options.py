@@ -75,11 +75,7 @@ def setting_fields(settings: type | object) -> dict[str, Field]:
 
 
 def help_heading(settings: type, name: str) -> str:
-    """Return the heading of a setting in `--help`.
-
-    The setting's own `group` takes precedence over `help_group` of the class that declares the setting; "training" is
-    the heading if there is neither.
-    """
+    """Return the heading of a setting in `--help`: its `group`, else `help_group` of its class, else "training"."""
     declaring_class = next(base for base in settings.__mro__ if name in get_annotations(base))
     return setting_fields(settings)[name].metadata["group"] or vars(declaring_class).get("help_group", "training")
 
@@ -121,12 +117,7 @@ def with_earlier_names(values: Mapping[str, Any], settings: type) -> dict[str, A
 
 
 def flag(name: str) -> str:
-    """Return the command-line flag of a setting.
-
-    Example:
-        >>> flag("batch_size")
-        '--batch-size'
-    """
+    """Return the command-line flag of a setting, such as `--batch-size` for `batch_size`."""
     return "--" + name.replace("_", "-")
 
 

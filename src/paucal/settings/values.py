@@ -34,11 +34,8 @@ class _WrongType(Exception):
 def settings_from_keywords(settings_type: type[S], values: Mapping[str, Any], name: str, verb: str) -> S:
     """Build settings from keyword arguments of the Python function `name`, whose command is `verb` (such as "train").
 
-    A value of None counts as not given, a path becomes text, and a single value is accepted for a list.
-
-    Raises:
-        UserError: A value has the wrong type. The message is the same as on the command line.
-        TypeError: A setting does not exist. The message suggests the most similar name.
+    A value of None counts as not given, a path becomes text, and a single value is accepted for a list. A wrong type
+    raises a UserError with the message of the command line, an unknown setting a TypeError.
     """
     hints = setting_types(settings_type)
     for setting in values:
@@ -129,12 +126,7 @@ def describe_got(value: object) -> str:
 
 
 def strip_none(hint: Any) -> Any:
-    """Return `T` for the type hint `T | None` with a single type `T`; return other hints unchanged.
-
-    Example:
-        >>> strip_none(int | None), strip_none(bool)
-        (<class 'int'>, <class 'bool'>)
-    """
+    """Return `T` for the type hint `T | None` with a single type `T`; return other hints unchanged."""
     members = [m for m in typing.get_args(hint) if m is not type(None)]
     return members[0] if len(members) == 1 and not _is_literal(hint) and not _is_list(hint) else hint
 

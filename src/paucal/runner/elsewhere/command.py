@@ -63,8 +63,7 @@ class Command:
     def start(self, environment: Mapping[str, str] | None = None, log: str | None = None) -> "subprocess.Popen[bytes]":
         """Start the command in a child process, which is killed if this process dies.
 
-        `environment` adds environment variables. The output is appended to the file `log` in the folder `logs`; if
-        `log` is None, the output is not redirected.
+        Its output is appended to the file `log` in the folder `logs`, or is not redirected if `log` is None.
         """
         self.logs.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "paucal.cli.main", *self.arguments()]

@@ -23,8 +23,8 @@ _FAILED_CODE = 2  # exit code if data or settings are invalid, or if another pro
 def train_on_ray(command: Command, processes: int, device: str | None, threads: int | None = None) -> bool:
     """Train on the cluster at RAY_ADDRESS, or on this machine; return whether the run has finished.
 
-    The run folder must be on a shared disk. With `device` None, GPUs are used if the cluster has any. `threads` is the
-    number of CPUs per process; if None, the cluster's CPUs are divided equally among the processes.
+    With `device` None, GPUs are used if the cluster has any. With `threads` (CPUs per process) None, the cluster's CPUs
+    are divided equally among the processes.
     """
     ray = import_ray()
     from ray.train import FailureConfig, RunConfig, ScalingConfig  # imported here, since Ray is optional
@@ -66,11 +66,7 @@ def train_on_ray(command: Command, processes: int, device: str | None, threads: 
 
 
 def run_ray_worker(config: dict[str, Any]) -> None:
-    """Run one process of a run in a Ray worker, with the environment variables that torchrun would set.
-
-    Raises:
-        RuntimeError: The process failed; Ray then restarts all processes.
-    """
+    """Run one process of a run in a Ray worker, with torchrun's variables; Ray restarts all if it raises an error."""
     import ray  # imported here, since Ray is optional
     from ray.train import get_context
 

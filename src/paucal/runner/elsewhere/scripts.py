@@ -112,10 +112,9 @@ def _job_name(command: Command) -> str:
 
 
 def _begin_or_resume(command: Command, begin: list[str], program: list[str], suffix: Sequence[str] = ()) -> list[str]:
-    """Return lines of a shell script that resume the run if it has a checkpoint, and otherwise begin the run.
+    """Return lines of a shell script that resume the run if it has a checkpoint, and otherwise begin it with `begin`.
 
-    `begin` is the command that begins the run. The command that resumes the run is `program`, followed by the arguments
-    for resuming and by `suffix`.
+    The command that resumes the run is `program`, the arguments for resuming, and `suffix`.
     """
     resume_line = shlex.join([*program, *command.resume_words(), *suffix])
     if command.resumes:

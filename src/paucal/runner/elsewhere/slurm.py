@@ -26,11 +26,7 @@ class RequeuedCommand:
         self._wait_thread: threading.Thread | None = None
 
     def __call__(self) -> int:
-        """Start or resume the run; return 0 if the run has finished, or 130 if it was stopped.
-
-        Raises:
-            RuntimeError: The command failed.
-        """
+        """Start or resume the run; return 0 if it has finished, 130 if it was stopped; raise an error if it failed."""
         if RunFolder(Path(self.command.run)).finished:  # a finished run may have no checkpoint, and would start again
             return 0
         self._process = self.command.start()
@@ -60,7 +56,7 @@ def submit(
 ) -> Any:
     """Submit a run with `devices` processes on each of `nodes` machines, and return submitit's job.
 
-    `options` have submitit's names. With `cluster="local"`, submitit starts the processes on this machine.
+    With `cluster="local"`, submitit starts the processes on this machine.
     """
     submitit = import_package("slurm")
     if cluster == "slurm":
