@@ -61,7 +61,7 @@ def test_verify__refuses_when_nothing_is_readable_even_if_told_to_skip(make_fold
 @pytest.mark.parametrize("check", [verify_images, cache_images])
 def test_verify__reports_progress(make_set, check):
     calls = []
-    check(make_set([0, 1] * 100), workers=2, progress=lambda done, total: calls.append((done, total)))
+    check(make_set([0, 1] * 100), progress=lambda done, total: calls.append((done, total)))
     assert calls == [(64, 200), (128, 200), (192, 200), (200, 200)]
 
 
@@ -70,7 +70,7 @@ def test_cache_images__holds_images_of_different_sizes_exactly(make_folder):
     noise = np.random.default_rng(0).integers(0, 255, (9, 5, 3), dtype=np.uint8)
     Image.fromarray(noise).save(folder / "a/2.png")
     images = open_images(folder)
-    cached, names = cache_images(images, workers=3)
+    cached, names = cache_images(images)
     assert names == []
     assert isinstance(cached.store, InMemoryStore)
     assert np.array_equal(np.asarray(cached.store.read(1)), noise)

@@ -16,31 +16,28 @@ OnBad = Literal["refuse", "skip"]
 ReportProgress = Callable[[int, int], None]
 
 _CHUNK_IMAGES = 64  # images per task of a thread; small, so that the displayed progress is smooth
-_MAX_THREADS = 16  # largest number of threads if the caller sets no number
+_MAX_THREADS = 16  # largest number of threads
 _MAX_NAMES_SHOWN = 3  # largest number of images that a message names
 
 
 def verify_images(
-    image_set: ImageSet, on_bad: OnBad = "refuse", workers: int | None = None, progress: ReportProgress | None = None
+    image_set: ImageSet, on_bad: OnBad = "refuse", progress: ReportProgress | None = None
 ) -> tuple[ImageSet, list[str]]:
     """Decode every image once, and refuse or skip unreadable images.
 
-    `workers` is the number of threads (None for one per CPU core, at most 16). `progress` is called with (images done,
-    total images) from the calling thread. Return the set without the unreadable images (and with a note about them),
-    and the keys of these images.
+    `progress` is called with (images done, total images) from the calling thread. Return the set without the unreadable
+    images (and with a note about them), and the keys of these images.
     """
-    problems = process_images(len(image_set), image_set.store.check, workers, progress)
+    problems = process_images(len(image_set), image_set.store.check, progress)
     return drop_unreadable(image_set, problems, on_bad)
 
 
 def process_images(
-    count: int, process: Callable[[int], None], workers: int | None, progress: ReportProgress | None
+    count: int, process: Callable[[int], None], progress: ReportProgress | None = None
 ) -> dict[int, str]:
     """Call `process` in threads with each image position below `count`; return the errors of unreadable images."""
-    threads = workers or min(_MAX_THREADS, count_usable_cores())
     starts = range(0, count, _CHUNK_IMAGES)
     problems: dict[int, str] = {}
-    pool = ThreadPoolExecutor(threads)
 
     def process_chunk(start: int) -> dict[int, str]:
         messages = {}
@@ -51,6 +48,7 @@ def process_images(
                 messages[position] = str(error)
         return messages
 
+    pool = ThreadPoolExecutor(min(_MAX_THREADS, count_usable_cores()))
     try:
         chunks = pool.map(process_chunk, starts)
         for start, messages in zip(starts, chunks, strict=True):

@@ -182,7 +182,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_survey__knows_every_file(folder: Path):
     images = open_folder(folder)
-    survey = survey_images(images, workers=2)
+    survey = survey_images(images)
     place = {key: number for number, key in enumerate(images.keys)}
     assert [images.keys[position] for position in survey.unreadable] == ["b/cut.jpg"]
     assert survey.modes[place["b/cmyk.jpg"]] == "CMYK"

@@ -217,7 +217,7 @@ def test_prepare__is_safe_with_runs_beside(photos, cache):
     found = []
 
     def run() -> None:
-        images, _ = prepare_images(open_images(photos), SMALL, workers=2)
+        images, _ = prepare_images(open_images(photos), SMALL)
         found.append([images.store.read(i).tobytes() for i in range(12)])
 
     threads = [threading.Thread(target=run) for _ in range(4)]

@@ -113,7 +113,7 @@ def _compute_correlations(candidates: NDArray[np.int64], store: Store) -> NDArra
         image = store.read(int(images[row])).resize((_COMPARED_SIDE, _COMPARED_SIDE), Image.Resampling.BOX)
         pixels[row] = np.asarray(image).reshape(-1)
 
-    process_images(len(images), reduce_image, None, None)  # unreadable images stay black, with correlation 0
+    process_images(len(images), reduce_image)  # unreadable images stay black, with correlation 0
     rows = inverse.reshape(-1, 2)
     # Pairs are compared in chunks that fit in memory, since a set of video frames has millions of pairs.
     chunks = [rows[begin : begin + _CHUNK_PAIRS] for begin in range(0, len(rows), _CHUNK_PAIRS)]

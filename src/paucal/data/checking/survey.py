@@ -62,7 +62,7 @@ class Survey:
         return np.setdiff1d(np.arange(len(self)), list(self.unreadable))
 
 
-def survey_images(images: ImageSet, workers: int | None = None, progress: ReportProgress | None = None) -> Survey:
+def survey_images(images: ImageSet, progress: ReportProgress | None = None) -> Survey:
     """Measure every image of a set: decode the image once (a JPEG at a reduced size) and read its whole file."""
     count = len(images)
     survey = Survey(
@@ -91,7 +91,7 @@ def survey_images(images: ImageSet, workers: int | None = None, progress: Report
         survey.hashes[index] = compute_hash(grey)
         survey.brightness[index], survey.contrast[index] = grey.mean() / 255, grey.std() / 255
 
-    survey.unreadable.update(process_images(count, measure, workers, progress))
+    survey.unreadable.update(process_images(count, measure, progress))
     return survey
 
 

@@ -65,7 +65,6 @@ def cache_images(
     image_set: ImageSet,
     max_bytes: int | None = None,
     on_bad: OnBad = "refuse",
-    workers: int | None = None,
     progress: ReportProgress | None = None,
 ) -> tuple[ImageSet, list[str]]:
     """Decode every image once to verify it, and keep all decoded images in memory if they fit.
@@ -80,7 +79,7 @@ def cache_images(
     # The margin is for an unrepresentative sample, and costs nothing, since memory is not used before it is written.
     pixels = _allocate(min(max_bytes, int(_SIZE_MARGIN * estimate))) if 0 < estimate <= max_bytes else None
     if pixels is None:
-        return verify_images(image_set, on_bad, workers, progress)
+        return verify_images(image_set, on_bad, progress)
     offsets, shapes = np.zeros(len(image_set), dtype=np.int64), np.zeros((len(image_set), 2), dtype=np.int64)
     block, used, lock = pixels.numpy(), 0, threading.Lock()
 
@@ -96,9 +95,9 @@ def cache_images(
         offsets[index], shapes[index] = start, image.shape[:2]
 
     try:
-        problems = process_images(len(image_set), decode_into_block, workers, progress)
+        problems = process_images(len(image_set), decode_into_block, progress)
     except CacheFullError:  # the estimate was too low
-        return verify_images(image_set, on_bad, workers, progress)
+        return verify_images(image_set, on_bad, progress)
     readable_set, names = drop_unreadable(image_set, problems, on_bad)
     readable = np.setdiff1d(np.arange(len(image_set)), list(problems))
     shared = [torch.from_numpy(table[readable]).share_memory_() for table in (offsets, shapes)]

@@ -25,47 +25,16 @@ class CacheFullError(Exception):
     """The decoded images take up more bytes than the limit."""
 
 
-class EntryTable:
-    """The index of a cache entry, with one row for each image.
+def make_entry_table(count: int, channels: int = RGB) -> NDArray[np.void]:
+    """Return an empty index of a cache entry: (N,) records of the images.
 
-    Attributes:
-        offsets: (N,) int64 byte offset in the file at which each image begins.
-        shapes: (N, 2) int64 heights and widths in pixels of the stored, possibly reduced images.
-        sizes: (N, 2) int64 heights and widths in pixels of the original images.
-        moments: (N, 2, C) float64 means and mean squares of the channels (`moments_of`); NaN for images whose shorter
-            side is below 128 pixels, since their moments are quickly computed when they are needed.
-        digests: (N, 16) uint8 digests of the encoded images.
+    `offsets` are the byte offsets in the file at which the images begin, `shapes` the heights and widths in pixels of
+    the stored, possibly reduced images, `sizes` those of the original images, and `digests` those of the encoded
+    images. `moments` are the means and mean squares of the channels (`moments_of`), or NaN for images whose shorter
+    side is below 128 pixels, since these moments are quickly computed when they are needed.
     """
-
-    def __init__(self, count: int, channels: int = RGB) -> None:
-        self.offsets = np.zeros(count, dtype=np.int64)
-        self.shapes = np.zeros((count, 2), dtype=np.int64)
-        self.sizes = np.zeros((count, 2), dtype=np.int64)
-        self.moments = np.zeros((count, 2, channels))
-        self.digests = np.zeros((count, DIGEST_BYTES), dtype=np.uint8)
-
-    @property
-    def channels(self) -> int:
-        """Number of channels of every image."""
-        return self.moments.shape[-1]
-
-    def select(self, rows: NDArray[np.int64]) -> "EntryTable":
-        """Return a table of only these rows, in the order of `rows`."""
-        table = EntryTable(0)
-        for name, values in vars(self).items():
-            setattr(table, name, values[rows])
-        return table
-
-    def is_valid_for(self, n_bytes: int) -> bool:
-        """Return whether the table is a valid index of a file of `n_bytes` bytes."""
-        if self.moments.ndim != 3:
-            return False
-        valid, count = vars(EntryTable(1, self.channels)), len(self.offsets)
-        for name, values in vars(self).items():
-            if values.dtype != valid[name].dtype or values.shape != (count, *valid[name].shape[1:]):
-                return False
-        ends = self.offsets + self.shapes.prod(axis=1) * self.channels
-        return bool(count and self.offsets.min() >= 0 and self.shapes.min() > 0 and ends.max() <= n_bytes)
+    fields = [("offsets", np.int64), ("shapes", np.int64, 2), ("sizes", np.int64, 2)]
+    return np.zeros(count, [*fields, ("moments", np.float64, (2, channels)), ("digests", np.uint8, DIGEST_BYTES)])
 
 
 class MappedEntry:
@@ -77,7 +46,7 @@ class MappedEntry:
     OSError.
     """
 
-    def __init__(self, path: Path, table: EntryTable, mark: bytes) -> None:
+    def __init__(self, path: Path, table: NDArray[np.void], mark: bytes) -> None:
         self.path, self.table, self._mark = path, table, mark
         self._pixels: NDArray[np.uint8] | None = _map_file(path, mark)
 
@@ -95,8 +64,8 @@ class MappedEntry:
         """Return the (H, W, C) pixels of an image without copying them; None if the file was removed or replaced."""
         if self._pixels is None:
             return None
-        height, width = self.table.shapes[row].tolist()
-        start, channels = int(self.table.offsets[row]), self.table.channels
+        height, width = self.table["shapes"][row].tolist()
+        start, channels = int(self.table["offsets"][row]), self.table["moments"].shape[-1]
         return self._pixels[start : start + height * width * channels].reshape(height, width, channels)
 
 
@@ -116,7 +85,7 @@ class MappedStore(DecodedCopies):
         self.entry = entry
 
     def __len__(self) -> int:
-        return len(self.entry.table.offsets)
+        return len(self.entry.table)
 
     def read(self, index: int) -> Image.Image:
         """Return a copy of the image."""
@@ -127,12 +96,12 @@ class MappedStore(DecodedCopies):
 
     def size(self, index: int) -> tuple[int, int]:
         """Return the (height, width) of the original image, which may be larger than the stored image."""
-        height, width = self.entry.table.sizes[index].tolist()
+        height, width = self.entry.table["sizes"][index].tolist()
         return height, width
 
     def digest(self, index: int) -> bytes:
         """Return the digest of the encoded image."""
-        return self.entry.table.digests[index].tobytes()
+        return self.entry.table["digests"][index].tobytes()
 
 
 def open_entry(folder: Path, key: str) -> MappedEntry | None:
@@ -141,8 +110,11 @@ def open_entry(folder: Path, key: str) -> MappedEntry | None:
     if (stored := read_table(index)) is None:
         return None
     table, _, mark = stored
+    ends = table["offsets"] + table["shapes"].prod(axis=1) * table["moments"].shape[-1]
+    if not len(table) or table["offsets"].min() < 0 or table["shapes"].min() <= 0:
+        return None
     try:
-        if not table.is_valid_for(pixels.stat().st_size):
+        if ends.max() > pixels.stat().st_size:
             return None
         os.utime(index)
         return MappedEntry(pixels, table, mark)
@@ -150,13 +122,17 @@ def open_entry(folder: Path, key: str) -> MappedEntry | None:
         return None
 
 
-def read_table(index: Path) -> tuple[EntryTable, str, bytes] | None:
+def read_table(index: Path) -> tuple[NDArray[np.void], str, bytes] | None:
     """Return the table of an entry, the format of the decoded images, and the mark of the file; None if unreadable."""
-    table = EntryTable(0)
     try:
         with open(index, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            for name in vars(table):
-                setattr(table, name, arrays[name])
+            moments = arrays["moments"]
+            table = make_entry_table(len(moments), moments.shape[-1])
+            for name in table.dtype.names or ():
+                values = arrays[name]
+                if values.dtype != table[name].dtype or values.shape != table[name].shape:
+                    return None
+                table[name] = values
             metadata = json.loads(str(arrays["about"]))
             return table, str(metadata["reading"]), bytes.fromhex(metadata["mark"])
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
@@ -170,7 +146,7 @@ class EntryWriter:
     """
 
     def __init__(self, folder: Path, count: int, max_bytes: int, channels: int = RGB) -> None:
-        self.table = EntryTable(count, channels)
+        self.table = make_entry_table(count, channels)
         self._folder, self._max_bytes, self._used, self._lock = folder, max_bytes, 0, threading.Lock()
         self._mark = os.urandom(_MARK_BYTES)
         self._path = folder / f".{os.getpid()}-{threading.get_ident()}-{self._mark.hex()}{UNFINISHED_SUFFIX}"
@@ -187,7 +163,7 @@ class EntryWriter:
 
     def add(self, index: int, image: Image.Image, size: tuple[int, int]) -> None:
         """Store a decoded image in row `index`; `size` is the original (height, width). Raises `CacheFullError`."""
-        no_moments = np.full((2, self.table.channels), np.nan)
+        no_moments = np.full(self.table["moments"].shape[1:], np.nan)
         moments = no_moments if min(image.size) < _MIN_MOMENTS_SIDE else moments_of(image)
         self._store_pixels(index, pixels_of(image), size, moments)
 
@@ -196,8 +172,8 @@ class EntryWriter:
         pixels = entry.view(row)
         if pixels is None:
             return False
-        height, width = entry.table.sizes[row].tolist()
-        self._store_pixels(index, pixels, (height, width), entry.table.moments[row])
+        height, width = entry.table["sizes"][row].tolist()
+        self._store_pixels(index, pixels, (height, width), entry.table["moments"][row])
         return True
 
     def finish(self, key: str, rows: NDArray[np.int64], format_key: str) -> None:
@@ -208,7 +184,11 @@ class EntryWriter:
         self._file.close()
         with open(self._index_path, "wb") as file:
             metadata = json.dumps({"reading": format_key, "mark": self._mark.hex()})
-            np.savez(file, about=np.array(metadata), **vars(self.table.select(rows)))
+            np.savez(
+                file,
+                about=np.array(metadata),
+                **{name: self.table[name][rows] for name in self.table.dtype.names or ()},
+            )
             file.flush()
             os.fsync(file.fileno())
         self._path.replace(self._folder / f"{key}{PIXELS_SUFFIX}")
@@ -222,8 +202,8 @@ class EntryWriter:
         with self._lock:
             if self._used + len(data) > self._max_bytes:
                 raise CacheFullError
-            self.table.offsets[index] = self._used
+            self.table["offsets"][index] = self._used
             self._file.write(data)
             self._used += len(data)
-        self.table.shapes[index] = pixels.shape[:2]
-        self.table.sizes[index], self.table.moments[index] = size, moments
+        self.table["shapes"][index] = pixels.shape[:2]
+        self.table["sizes"][index], self.table["moments"][index] = size, moments

@@ -57,7 +57,6 @@ def prepare_images(
     image_set: ImageSet,
     reading: DecodeOptions,
     on_bad: OnBad = "refuse",
-    workers: int | None = None,
     progress: ReportProgress | None = None,
 ) -> tuple[ImageSet, list[str]]:
     """Verify every image once, and store all decoded images in a file that runs share.
@@ -71,16 +70,16 @@ def prepare_images(
     reading, notes = measure_value_ranges(reading, image_set)
     image_set = replace(image_set, notes=tuple(dict.fromkeys([*image_set.notes, *notes])))
     if image_set.stream is not None:
-        return prepare_streamed_images(image_set, reading, on_bad, workers, progress)
+        return prepare_streamed_images(image_set, reading, on_bad, progress)
     converted_set = replace(image_set, store=ConvertedStore(image_set.store, reading), decode_options=reading)
     is_encoded = all(isinstance(locate(image_set.store, index)[0], EncodedStore) for index in range(len(image_set)))
     folder = usable_cache_folder() if is_encoded else None
     if folder is not None and estimate_decoded_bytes(converted_set) <= (max_bytes := usable_disk_bytes(folder)):
         try:
-            return _PreparationPass(image_set, converted_set, folder, max_bytes, workers, progress).run(on_bad)
+            return _PreparationPass(image_set, converted_set, folder, max_bytes, progress).run(on_bad)
         except (CacheFullError, OSError):  # the disk is full, or has less free space than reported
             pass
-    return cache_images(converted_set, on_bad=on_bad, workers=workers, progress=progress)
+    return cache_images(converted_set, on_bad=on_bad, progress=progress)
 
 
 class _PreparationPass:
@@ -92,11 +91,9 @@ class _PreparationPass:
         converted_set: ImageSet,
         folder: Path,
         max_bytes: int,
-        workers: int | None,
         progress: ReportProgress | None,
     ) -> None:
-        self.converted_set, self.folder, self.max_bytes = converted_set, folder, max_bytes
-        self.workers, self.progress = workers, progress
+        self.converted_set, self.folder, self.max_bytes, self.progress = converted_set, folder, max_bytes, progress
         self.locations = [locate(image_set.store, index) for index in range(len(image_set))]
         self.stamps = [store.stamp(position) for store, position in self.locations if isinstance(store, EncodedStore)]
         self.format_key = f"{FORMAT} {PIL.__version__} {converted_set.decode_options}"
@@ -127,7 +124,7 @@ class _PreparationPass:
                 self._process(np.flatnonzero(self.is_known), store_image)
                 readable = self._readable_positions()
                 if len(readable):
-                    writer.table.digests[:] = self.digests
+                    writer.table["digests"][:] = self.digests
                     writer.finish(self._entry_key(), readable, self.format_key)
         self.stored_digests.remember([self.stamps[index] for index in readable], self.digests[readable])
         evict_entries(self.folder, kept_pixels_path=self.folder / f"{self._entry_key()}{PIXELS_SUFFIX}")
@@ -155,7 +152,7 @@ class _PreparationPass:
         def report(done: int, _: int) -> None:
             self._report(self.n_done + done)
 
-        problems = process_images(len(indices), lambda row: process_image(int(indices[row])), self.workers, report)
+        problems = process_images(len(indices), lambda row: process_image(int(indices[row])), report)
         self.error_by_index.update({int(indices[row]): problem for row, problem in problems.items()})
         self.n_done += len(indices)
 
@@ -183,7 +180,7 @@ def _find_stored_images(folder: Path, format_key: str) -> dict[bytes, tuple[Mapp
         if stored is None or stored[1] != format_key:
             continue
         if (entry := open_entry(folder, index.name.removesuffix(INDEX_SUFFIX))) is not None:
-            locations |= {digest.tobytes(): (entry, row) for row, digest in enumerate(entry.table.digests)}
+            locations |= {digest.tobytes(): (entry, row) for row, digest in enumerate(entry.table["digests"])}
     return locations
 
 
@@ -198,7 +195,6 @@ def prepare_streamed_images(
     image_set: ImageSet,
     reading: DecodeOptions,
     on_bad: OnBad,
-    workers: int | None = None,
     progress: ReportProgress | None = None,
 ) -> tuple[ImageSet, list[str]]:
     """Return a streamed set whose images are converted as `reading` specifies, and verify some or all images.
@@ -208,9 +204,9 @@ def prepare_streamed_images(
     """
     converted_set = replace(image_set, store=ConvertedStore(image_set.store, reading), decode_options=reading)
     if on_bad == "skip":
-        return verify_images(converted_set, on_bad, workers, progress)
+        return verify_images(converted_set, on_bad, progress)
     sampled = converted_set.sample(STREAM_SAMPLE)
-    problems = process_images(len(sampled), lambda row: converted_set.store.check(int(sampled[row])), workers, progress)
+    problems = process_images(len(sampled), lambda row: converted_set.store.check(int(sampled[row])), progress)
     if problems:
         first = min(problems)
         raise UserError(

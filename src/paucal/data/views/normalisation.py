@@ -73,7 +73,7 @@ def compute_normalisation(image_set: ImageSet, indices: NDArray[np.int64], max_i
     moments = np.zeros((2, image_set.decode_options.channels))
     for index in sampled:
         store, position = locate(image_set.store, int(index))
-        stored = store.entry.table.moments[position] if isinstance(store, MappedStore) else None
+        stored = store.entry.table["moments"][position] if isinstance(store, MappedStore) else None
         moments += moments_of(store.read(position)) if stored is None or np.isnan(stored).any() else stored
     mean, square = moments / len(sampled)
     std = np.sqrt(np.maximum(square - np.square(mean), _MIN_STD**2))

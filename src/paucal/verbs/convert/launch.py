@@ -84,7 +84,7 @@ def convert_set(settings: ConvertSettings, console: Console) -> Converted:
 def _without_unreadable(content: LabelledSet, console: Console) -> LabelledSet:
     items, images = content.items, content.images
     with console.progress("checking images") as advance:
-        problems = process_images(len(items), lambda row: images.store.check(items[row].index), None, advance)
+        problems = process_images(len(items), lambda row: images.store.check(items[row].index), advance)
     readable, _ = drop_unreadable(images, {items[row].index: problem for row, problem in problems.items()}, "skip")
     for note in readable.notes[len(images.notes) :]:
         console.say(f"note: {note}")
