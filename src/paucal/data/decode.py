@@ -86,12 +86,7 @@ class DecodeOptions:
     channel_ranges: tuple[tuple[float, float], ...] | None = None
 
     def reduced_size(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the size to which an image of the given size is reduced, with the sides in the same order.
-
-        Example:
-            >>> DecodeOptions(side=512).reduced_size((4000, 3000)), DecodeOptions(side=512).reduced_size((700, 600))
-            ((683, 512), (700, 600))
-        """
+        """Return the size to which an image of the given size is reduced, with the sides in the same order."""
         shorter = min(size)
         if self.side is None or shorter <= _MIN_REDUCTION * self.side:
             return size

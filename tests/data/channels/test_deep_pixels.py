@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from paucal.data.channels.decoding import high_bit_channel_values
+from paucal.data.channels.pixels import to_8_bits
 from paucal.data.decode import DecodeOptions, UnreadableImage, check_decodes, decode_rgb
 
 
@@ -94,3 +95,7 @@ def test_decode__reads_integers_beyond_16_bits_in_the_range_of_their_set():
     values = np.array([[-100, 0, 100_000]], dtype=np.int32)
     decoded = np.asarray(decode_rgb(encode(values), "x", DecodeOptions(value_range=(0, 100_000))))[..., 0]
     assert decoded.tolist() == [[0, 0, 255]]
+
+
+def test_to_8_bits__scales_a_range():
+    assert list(to_8_bits(np.array([[0, 1000, 4095, 5000]]), (0, 4095)).tobytes()) == [0, 62, 255, 255]

@@ -131,3 +131,9 @@ def test_shown__is_rgb_for_any_number_of_channels():
         assert (seen[0, 0].numpy() == made(channels)[..., 0]).all()
         if channels == 2:
             assert not seen[0, 2].any()
+
+
+def test_multichannel_image__is_shown_as_rgb_and_resized_in_all_channels():
+    image = MultichannelImage([Image.new("L", (4, 2), level) for level in (10, 20, 30, 40, 50)])
+    assert (image.size, image.mode) == ((4, 2), "RGB")
+    assert pixels_of(image.resize((2, 1))).tolist() == [[[10, 20, 30, 40, 50], [10, 20, 30, 40, 50]]]

@@ -57,3 +57,13 @@ def test_decode__reduces_once():
 def test_stored_side__is_at_least_twice_the_networks(side):
     assert stored_side([side]) >= 2 * side
     assert stored_side([side // 2, side]) == stored_side([side])
+
+
+def test_stored_side__is_one_of_few():
+    sides = [stored_side([side]) for side in (16, 32, 64, 96, 160, 224, 240, 384)]
+    assert sides == [64, 64, 128, 512, 512, 512, 512, 1024]
+
+
+def test_reduced_size__leaves_images_that_are_hardly_larger():
+    sizes = [DecodeOptions(side=512).reduced_size(size) for size in ((4000, 3000), (700, 600))]
+    assert sizes == [(683, 512), (700, 600)]

@@ -11,6 +11,7 @@ import pytest
 from paucal.data.decode import UnreadableImage
 from paucal.data.sources import parquet_store
 from paucal.data.sources.opening import open_images
+from paucal.data.sources.parquet_columns import csv_cells
 from paucal.data.splits.split import held_out_part, make_split
 from paucal.types import UserError
 
@@ -286,3 +287,7 @@ def test_open_parquet__keeps_sixteen_further_columns(make_parquet, tmp_path):
         table = table.append_column(f"x{number}", pa.array([number, 0]))
     pq.write_table(table, tmp_path / "wide.parquet")
     assert list(open_images(tmp_path / "wide.parquet").columns) == [f"x{number}" for number in range(16)]
+
+
+def test_csv_cells__are_integers_where_they_can_be():
+    assert csv_cells(pa.array([1.5, None, 3.0])) == ["1.5", "", "3"]

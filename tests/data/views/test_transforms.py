@@ -10,7 +10,7 @@ from data.seeding import seeded
 from paucal.data.images import ImageSet
 from paucal.data.views.augmentation import Augmentation, build_rand_augment
 from paucal.data.views.normalisation import Normalisation, compute_normalisation
-from paucal.data.views.transforms import EvalTransform, TrainTransform
+from paucal.data.views.transforms import EvalTransform, TrainTransform, crop_geometry
 from paucal.types import UserError
 
 PLAIN = Normalisation((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -243,3 +243,7 @@ def test_compute_normalisation__takes_little_memory_for_a_large_image():
     assert found.mean == pytest.approx([10 / 255, 20 / 255, 30 / 255])
     assert found.std == (0.01, 0.01, 0.01)
     assert peak < 20 << 20
+
+
+def test_crop_geometry__of_the_left_half():
+    assert crop_geometry((0, 0, 10, 20), (20, 20)).tolist() == [[0.5, 0, -0.5], [0, 1, 0]]

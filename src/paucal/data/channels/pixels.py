@@ -32,11 +32,6 @@ class MultichannelImage(Image.Image):
 
     A single channel is shown as grey, and a missing third channel as black. `planes` has a grey image ("L") of one size
     for each channel.
-
-    Example:
-        >>> image = MultichannelImage([Image.new("L", (4, 2), level) for level in (10, 20, 30, 40, 50)])
-        >>> image.size, image.mode, pixels_of(image.resize((2, 1))).tolist()
-        ((4, 2), 'RGB', [[[10, 20, 30, 40, 50], [10, 20, 30, 40, 50]]])
     """
 
     def __init__(self, planes: Sequence[Image.Image]) -> None:
@@ -163,10 +158,6 @@ def to_8_bits(values: NDArray[np.generic], value_range: tuple[float, float] | No
     """Scale (H, W) or (H, W, 3) values to an 8-bit image; those outside of the range become 0 or 255.
 
     `value_range` has the two values that become 0 and 255; None means 0 and 65,535.
-
-    Example:
-        >>> list(to_8_bits(np.array([[0, 1000, 4095, 5000]]), (0, 4095)).tobytes())
-        [0, 62, 255, 255]
     """
     if values.dtype.kind not in "iuf" or values.ndim not in (2, 3):
         raise ValueError(

@@ -43,12 +43,7 @@ class SimilarPair:
 
 
 def group_by_digest(digests: Sequence[bytes]) -> list[list[int]]:
-    """Return groups of two or more positions with equal digests, in the order of the set; empty digests are ignored.
-
-    Example:
-        >>> group_by_digest([b"a", b"b", b"a", b"", b""])
-        [[0, 2]]
-    """
+    """Return groups of two or more positions with equal digests, in the order of the set; empty digests are ignored."""
     groups: dict[bytes, list[int]] = {}
     for position, digest in enumerate(digests):
         if digest:
@@ -80,12 +75,7 @@ def find_similar_pairs(survey: Survey, store: Store) -> list[SimilarPair]:
 
 
 def merge_groups(groups: Iterable[Sequence[int]]) -> list[list[int]]:
-    """Merge groups that share a member; members and groups are returned in ascending order.
-
-    Example:
-        >>> merge_groups([[4, 7], [1, 2], [7, 9]])
-        [[1, 2], [4, 7, 9]]
-    """
+    """Merge groups that share a member; members and groups are returned in ascending order."""
     parent: dict[int, int] = {}
 
     def root(member: int) -> int:

@@ -44,10 +44,6 @@ def stored_side(image_size: Sequence[int]) -> int:
 
     A crop of a quarter of the area then needs no enlargement. Only a few sides are used, so networks with similar input
     sizes, such as the networks that `paucal train` tries one after the other, share stored images.
-
-    Example:
-        >>> [stored_side([side]) for side in (16, 32, 64, 96, 160, 224, 240, 384)]
-        [64, 64, 128, 512, 512, 512, 512, 1024]
     """
     min_side = 2 * max(image_size)
     return next((side for side in _STORED_SIDES if side >= min_side), 1 << (min_side - 1).bit_length())

@@ -247,12 +247,7 @@ def _class_names(folder: ShardFolder) -> list[str]:
 
 
 def split_of_shard(name: str) -> str:
-    """Return the split in the name of a shard, else in the name of its folder; "" if neither names a split.
-
-    Example:
-        >>> [split_of_shard(name) for name in ("imagenet1k-train-0000.tar", "validation/0000.tar", "0000.tar")]
-        ['train', 'val', '']
-    """
+    """Return the split in the name of a shard, else in the name of its folder; "" if neither names a split."""
     folder, _, file = name.lower().rpartition("/")
     parts_in_name = {PART_BY_WORD[word] for word in re.split(r"[-_.]", file) if word in PART_BY_WORD}
     if len(parts_in_name) == 1:

@@ -141,11 +141,6 @@ def build_crop_transforms(
         hflip: Probability of a horizontal flip.
         jitter_prob: Probability of changing the colours. Not used by "deit".
         resize: Method that gives images the aspect ratio of `image_size` before cropping; see `match_aspect_ratio`.
-
-    Example:
-        >>> views = build_crop_transforms("dino", [Crops(2, 224), Crops(8, 96)], Normalisation())
-        >>> [count for _, count in views]
-        [1, 1, 8]
     """
     _check_crops(pipeline, groups, image_size, blur)
     check_probability("hflip", hflip)

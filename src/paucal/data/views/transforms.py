@@ -253,11 +253,6 @@ def crop_geometry(box: tuple[float, float, float, float], source: tuple[int, int
     """Return the (2, 3) affine map from a view to the image that it was cropped from; the box may exceed the image.
 
     `box` is (left, top, right, bottom) in pixels, and `source` the (width, height) of the image.
-
-    Example:
-        >>> crop_geometry((0, 0, 10, 20), (20, 20))  # the left half
-        tensor([[ 0.5000,  0.0000, -0.5000],
-                [ 0.0000,  1.0000,  0.0000]])
     """
     left, top, right, bottom = box
     width, height = source
