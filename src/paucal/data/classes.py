@@ -209,9 +209,13 @@ def choose_classes(images: ImageSet, source: str | Path) -> ImageSet:
         raise UserError(f"--classes {source} chooses classes, but {images.location} was opened without labels")
     set_names = set(images.classes)
     if unknown := [name for name in names if name not in set_names]:
+        similar = [f"'{name}'" for name in difflib.get_close_matches(unknown[0], images.classes, n=3)]
+        advice = f"; the data has {', '.join(images.classes[:2])}, ..."
+        if similar:
+            advice = f", did you mean {' or '.join(similar)}?"
         raise UserError(
             f"{len(unknown)} of the {len(names)} classes of {source} are not in {images.location} "
-            f"(such as '{unknown[0]}'{_suggest_classes(unknown[0], images.classes)}); correct the file or the data"
+            f"(such as '{unknown[0]}'{advice}); correct the file or the data"
         )
     if len(names) < 2:
         raise UserError(f"{source} names only one class ('{names[0]}'); training a classifier needs at least two")
@@ -230,12 +234,6 @@ def choose_classes(images: ImageSet, source: str | Path) -> ImageSet:
 
 def _class_lists():
     return resources.files("paucal.data") / "class_lists"
-
-
-def _suggest_classes(name: str, classes: tuple[str, ...]) -> str:
-    similar = difflib.get_close_matches(name, classes, n=3)
-    suggestions = " or ".join(f"'{class_name}'" for class_name in similar)
-    return f", did you mean {suggestions}?" if similar else f"; the data has {', '.join(classes[:2])}, ..."
 
 
 def class_names_by_line(lines: Sequence[str], shown_path: str) -> list[str]:

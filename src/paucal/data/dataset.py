@@ -42,15 +42,10 @@ class Sample(NamedTuple):
 class ViewDataset(Dataset[Sample]):
     """Dataset that returns the augmented views and targets of one image for a `SampleKey`.
 
-    Args:
-        image_set: Images to read.
-        views: (transform, count) pairs, in order: each transform and the number of views that it makes.
-        seed: Seed of the run. Randomness is seeded from (seed, epoch, index, repeat), so neither the number of workers
-            nor other samples change a sample.
-        with_labels: True adds the set's labels to the samples.
-        with_geometry: True adds the geometry of each view, which the transforms return; see `types.Batch.geometry`.
-        label_maps: Function that returns the dense targets of an image by name, given the position of the image in the
-            set; None adds no dense targets.
+    Randomness is seeded from (seed, epoch, index, repeat), so neither the number of workers nor other samples change a
+    sample. `views` are (transform, count) pairs. `with_geometry` adds the geometry of each view
+    (`types.Batch.geometry`). `label_maps` returns the dense targets of an image by name, given the position of the
+    image in the set.
     """
 
     def __init__(

@@ -49,19 +49,14 @@ class ImageSet:
             or `train.parquet#12` for a row.
         labels: (N,) class numbers, as int64 or, for shards, in a smaller type; -1 for unlabelled images, and for all
             images if there is a `multi_hot`.
-        declared_splits: Split that the source itself assigns to each image: "train", "val" or "test"; "" if the source
-            assigns no split.
-        store: Store that reads the pixels.
-        hints: Properties of the images from which default settings are chosen.
+        declared_splits: Split that the source itself assigns to each image: "train", "val" or "test"; "" if none.
         notes: Sentences on what was left out or looks wrong, for `paucal check` and the report.
         columns: Other columns of the table that lists the images, by name, with one cell of text per image.
-        column_problems: Error message for each column in `columns` that cannot be used (because two columns have the
-            same name, for instance), by the name of the column.
+        column_problems: Error message for each column that cannot be used (of two with one name, for instance).
         decode_options: Size, channels and value ranges of the images that the store returns.
         multi_hot: (N, K) int8 if an image may have several labels or none: 1 for a label, 0 for no label, `UNKNOWN`
             (-1) if unknown. None if each image has one label.
-        stream: Positions of streamed images in large shards; None if the images are not streamed but decoded before a
-            run.
+        stream: Positions of streamed images in large shards; None if all images are decoded before a run.
     """
 
     name: str

@@ -181,14 +181,10 @@ def _prepare_worker(_: int) -> None:
 class CachedBatches:
     """Batches that are the same in every epoch; if they take up at most 512 MiB, they are read once and kept in memory.
 
-    Args:
-        make_batches: Function that returns the batches, given a number of loader processes. It is called in the first
-            epoch, because the process group does not exist earlier.
-        n_bytes: Size of all batches in bytes.
-        workers: Number of loader processes. If the batches are kept and the model is trained on a CPU, no process is
-            started. Forking during training would slow the next steps, which must copy each memory page before writing
-            to it: an epoch takes 1.2 times as long (`benchmarks/training.py --workers 2`).
-        device: Training device, such as "cpu" or "cuda".
+    `make_batches` returns the batches, given a number of loader processes. It is called in the first epoch, because the
+    process group does not exist earlier. If the batches are kept and the model is trained on a CPU, no process is
+    started: forking during training would slow the next steps, which must copy each memory page before writing to it
+    (an epoch takes 1.2 times as long, `benchmarks/training.py --workers 2`).
     """
 
     def __init__(self, make_batches: Callable[[int], Iterable[Batch]], n_bytes: int, workers: int, device: str) -> None:

@@ -100,7 +100,16 @@ def array_shape(source: ImageSource, name: str) -> ArrayShape | None:
 def channel_values(source: ImageSource, name: str, channels: int) -> NDArray[np.generic]:
     """Return the (H, W, channels) values of an image; a grey channel is repeated if `channels` is 3."""
     with wrap_decoding_errors(name):
-        values = read_npy(source, channels) if is_npy(source) else _pillow_values(source, name, channels)
+        if is_npy(source):
+            values = read_npy(source, channels)
+        else:
+            try:
+                with open_image(source, name) as image:
+                    values = _pillow_image_values(image, channels)
+            except UnreadableImage:
+                if not is_tiff(source):
+                    raise
+                values = None  # channels that Pillow does not support
         if values is None and not is_tiff(source):
             raise ValueError(f"Pillow cannot read the image with {channels} channels, {_expected_channels(channels)}")
         return _adapt_channels(read_tiff(source, channels) if values is None else values, channels)
@@ -169,17 +178,6 @@ def value_range_of(values: NDArray[np.generic], outside_fraction: float = 0.0) -
         return 0.0, 1.0
     low, high = (float(edge) for edge in np.quantile(finite, (outside_fraction, 1 - outside_fraction)))
     return (low, high) if high > low else (low, low + 1)
-
-
-def _pillow_values(source: ImageSource, name: str, channels: int) -> NDArray[np.generic] | None:
-    """Return the (H, W, C) values of an image read by Pillow; None if Pillow cannot read this number of channels."""
-    try:
-        with open_image(source, name) as image:
-            return _pillow_image_values(image, channels)
-    except UnreadableImage:
-        if is_tiff(source):
-            return None  # channels that Pillow does not support
-        raise
 
 
 def _pillow_image_values(image: Image.Image, channels: int) -> NDArray[np.generic] | None:

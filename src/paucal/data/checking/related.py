@@ -124,9 +124,7 @@ class NameGroups:
 
     Attributes:
         names: (N,) name of the group of each image.
-        count: Number of groups.
-        largest: Number of images in the largest group.
-        examples: Two file names in the largest group.
+        largest: Number of images in the largest group, of which `examples` are two file names.
         pattern: Regular expression for `--group-by`, whose first capturing group matches the name of the group.
         across_pattern: Like `pattern`, but equal names in different folders are one group; "" if no name is in two
             folders.

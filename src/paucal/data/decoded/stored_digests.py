@@ -6,6 +6,7 @@ import os
 import stat
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,13 @@ class StoredDigests:
     def __init__(self, folder: Path, location: str) -> None:
         name = hashlib.blake2b(location.encode(errors="surrogateescape"), digest_size=DIGEST_BYTES).hexdigest()
         self.file = folder / f"{name}{DIGESTS_SUFFIX}{INDEX_SUFFIX}"
-        self._digests = _read_digests(self.file)
+        self._digests: dict[_StampKey, bytes] = {}  # empty if the file is damaged or missing
+        with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            with open(self.file, "rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+                stamps, digests = arrays["stamps"], arrays["digests"]
+            shape = (len(stamps), DIGEST_BYTES)
+            if stamps.dtype == _STAMP_DTYPE and digests.dtype == np.uint8 and digests.shape == shape:
+                self._digests = dict(zip(stamps.tolist(), (row.tobytes() for row in digests), strict=True))
 
     def look_up(self, stamps: Sequence[FileStamp | None]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
         """Return (N, 16) digests, and an (N,) mask of the images whose digest was stored; all other digests are 0."""
@@ -79,15 +86,3 @@ def _stamp_key(stamp: FileStamp) -> _StampKey:
     # NumPy strips trailing zeros of byte strings.
     name = hashlib.blake2b(stamp.name.encode(errors="surrogateescape"), digest_size=16).digest().rstrip(b"\0")
     return name, stamp.size, stamp.modified_ns
-
-
-def _read_digests(file: Path) -> dict[_StampKey, bytes]:
-    """Return the stored digests by path, size and modification time; empty if the file is damaged or missing."""
-    try:
-        with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-            stamps, digests = arrays["stamps"], arrays["digests"]
-        if stamps.dtype != _STAMP_DTYPE or digests.dtype != np.uint8 or digests.shape != (len(stamps), DIGEST_BYTES):
-            return {}
-        return dict(zip(stamps.tolist(), (row.tobytes() for row in digests), strict=True))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return {}

@@ -35,12 +35,8 @@ class Portion:
 class PartitionLists:
     """List files that define an official partition of a data set; each file lists the images of one split.
 
-    Attributes:
-        title: Name of the partition, for messages.
-        archive: Official archive of the list files, for messages.
-        folders: Folders that are searched for the list files, relative to the root; the first folder is recommended.
-        prefix: Text that is put in front of a line to get the path of the image relative to the root.
-        example: Example of a line.
+    `archive` is the official archive of the lists, for messages. The first of `folders`, which are searched for the
+    lists, is recommended. `prefix` comes before a line in the path of the image relative to the root.
     """
 
     title: str
@@ -57,9 +53,7 @@ class NamedSet:
     """A published data set.
 
     Attributes:
-        portions: Portions of the data set; several portions may belong to the same split.
-        files: Names of the official files, for messages.
-        source: Address of the page with the official files.
+        files: Names of the official files, which are on the page `source`, for messages.
         unpacked_paths: Paths that exist once the files are unpacked, relative to one of `possible_roots`.
         folder: Folder for the files, relative to the root; "" for the root itself.
         package: Extra package that is needed to read the data set; "" for none.

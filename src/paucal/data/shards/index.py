@@ -127,14 +127,10 @@ class DamagedShard(UserError):
 
 @dataclass(frozen=True)
 class Shard:
-    """A tar, Parquet or Arrow file with many images.
+    """A tar, Parquet or Arrow file with many images, at a path from the folder of all shards.
 
-    Attributes:
-        name: Path relative to the folder of all shards, with forward slashes.
-        size: Size of the file in bytes.
-        part: Split in the name of the file; "" if the name contains no split.
-        changed: Modification time in nanoseconds, or a number that identifies the version on object storage; 0 if
-            unknown.
+    `part` is the split in the name, or "". `changed` is the modification time in nanoseconds, or a number that
+    identifies the version on object storage; 0 if unknown.
     """
 
     name: str
@@ -166,7 +162,6 @@ class ShardIndex:
         offsets: (M,) int64 byte positions of the images in their shards.
         lengths: (M,) int32 sizes of the images in bytes.
         names: (M,) paths of the images within their shards.
-        notes: Sentences for the user on images without a label and on empty shards.
     """
 
     files: tuple[Shard, ...]

@@ -24,13 +24,10 @@ _NUMPY_ITEM = re.compile(r"'([^']*)'|\"([^\"]*)\"|([^\s,'\"]+)")  # item of an a
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels of N images, in the form in which `ImageSet` stores labels.
+    """Labels of N images of K classes, in the form in which `ImageSet` stores labels, with notes for the user.
 
-    Attributes:
-        classes: K class names, in lexicographic order if the names are from cells.
-        class_numbers: (N,) int64; -1 for unlabelled images, and for all images if there is a `multi_hot`.
-        multi_hot: (N, K) int8 of 1, 0 and -1 (unknown) for a multi-label set, else None.
-        notes: Sentences for the user.
+    `class_numbers` are (N,) int64; -1 for unlabelled images, and for all images if there is a `multi_hot`: (N, K) int8
+    of 1, 0 and -1 (unknown) for a multi-label set, else None.
     """
 
     classes: tuple[str, ...]

@@ -109,7 +109,12 @@ def open_remote_parquet(files: Sequence[RowFile], options: SourceOptions) -> Ima
 
 
 def _open_files(files: list[RowFile], name: str, location: str, options: SourceOptions) -> ImageSet:
-    damaged = _damaged_files(files) if options.skip_damaged else {}
+    damaged: dict[str, str] = {}
+    for file in files if options.skip_damaged else ():
+        try:
+            file.schema()
+        except DamagedShard as problem:
+            damaged[file.shard.name] = str(problem)
     notes_on_damage = damage_notes(damaged, len(files), location)
     files, notes = _select_files_of_parts([file for file in files if file.shard.name not in damaged])
     notes += [*notes_on_damage, *_notes_on_missing_files(files)]
@@ -162,19 +167,9 @@ def _extra_columns(files: Sequence[RowFile], columns: ParquetColumns, rows: NDAr
         have_same_types = are_unique and all(schema.field(field.name).type == field.type for schema in schemas)
         if have_same_types and field.name not in (columns.image, columns.label) and is_number_or_text(field.type):
             with suppress(pa.ArrowException, OSError):
-                cells = [cell for file in files for cell in csv_cells(file.read_rows(field.name).column)]
+                cells = [cell for file in files for cell in csv_cells(file.read_rows(field.name)[1])]
                 extra_columns[field.name] = [cells[row] for row in rows.tolist()]
     return extra_columns
-
-
-def _damaged_files(files: list[RowFile]) -> dict[str, str]:
-    damaged: dict[str, str] = {}
-    for file in files:
-        try:
-            file.schema()
-        except DamagedShard as problem:
-            damaged[file.shard.name] = str(problem)
-    return damaged
 
 
 def _notes_on_missing_files(files: Sequence[RowFile]) -> list[str]:
@@ -211,12 +206,12 @@ def _read_labels(files: Sequence[RowFile], columns: ParquetColumns) -> tuple[lis
                     "class names in the same order."
                 )
         try:
-            row_groups = file.read_rows(columns.label)
+            sizes, column = file.read_rows(columns.label)
         except (pa.ArrowException, OSError) as error:
             raise unreadable_column_error(str(columns.label), str(file), error) from None
-        group_sizes.append(row_groups.sizes)
-        if row_groups.column is not None:
-            labels.append(read_label_column(row_groups.column, str(columns.label), str(file)))
+        group_sizes.append(sizes)
+        if column is not None:
+            labels.append(read_label_column(column, str(columns.label), str(file)))
     return group_sizes, labels
 
 

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,13 +28,6 @@ _MAX_CACHED_BYTES_STREAMED = 2 * WINDOW_BYTES  # maximum size of the cached row 
 _MAX_OPEN_FILES = 16  # low, since the disk space of a deleted download is freed only when the file is closed
 
 
-class RowGroups(NamedTuple):
-    """The number of rows in each row group of a file, and the values of one column (None if no column was read)."""
-
-    sizes: list[int]
-    column: pa.ChunkedArray | None
-
-
 class RowFile:
     """A Parquet or Arrow file, which is open only while it is read, so that a set may have thousands of files."""
 
@@ -55,18 +48,16 @@ class RowFile:
             return read_arrow(self.folder.fetch_shard(self.shard)).schema
         return self._query(lambda file: file.schema_arrow)
 
-    def read_rows(self, column: str | None) -> RowGroups:
+    def read_rows(self, column: str | None) -> tuple[list[int], pa.ChunkedArray | None]:
         """Read the number of rows in each row group, and the values of a column unless `column` is None.
 
         Raises an ArrowException if the column is damaged, and a UserError if the file is.
         """
         if self.is_arrow:
             table = read_arrow(self.folder.fetch_shard(self.shard))
-            return RowGroups([table.num_rows], None if column is None else table[column])
+            return [table.num_rows], None if column is None else table[column]
         return self._query(
-            lambda file: RowGroups(
-                row_group_sizes(file), None if column is None else file.read(columns=[column])[column]
-            )
+            lambda file: (row_group_sizes(file), None if column is None else file.read(columns=[column])[column])
         )
 
     def _query(self, query: Callable[[pq.ParquetFile], Any]) -> Any:

@@ -40,14 +40,6 @@ from paucal.wording import counted, was_or_were
 _MAX_SHOWN = 80  # maximum number of characters of a cell in a message
 
 
-class _Tables(NamedTuple):
-    """The rows of all tables of a set, the columns of each table, and notes on how the tables were read."""
-
-    rows: list[ListedImage]
-    columns: list[TableColumns]
-    notes: list[str]
-
-
 class _LocatedRows(NamedTuple):
     """One row per image; `conflicts` has two rows that differ in an extra column, by table and column position."""
 
@@ -64,23 +56,24 @@ def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
     numbered in lexicographic order over all tables. The `split.csv` of a run is also a supported table. If a cell has
     several class names (`cat;dog`), or each class has a column of 1 and 0 (`labels.py`), the set is multi-label.
     """
-    tables, is_multi_label, label_source = _split_label_cells(_read_tables(files, options), options)
-    if not tables.rows:
+    rows, columns_by_file, notes = _read_tables(files, options)
+    columns, is_multi_label, label_source = next(iter(columns_by_file.values())), False, ""
+    if options.labelled and not columns.indicators:
+        rows, is_multi_label, label_source = _split_label_cells(rows, options.separator, notes)
+    if not rows:
         needed_text = "a path and a label" if options.labelled else "a path"
         raise UserError(f"{next(iter(files.values()))} has no row with {needed_text}; give a table of images.")
-    columns = tables.columns[0]
-    located = _locate_rows(tables.rows, options.root, columns.box_columns)
-    rows, notes = _with_parts_of_folders(located.rows)
+    located = _locate_rows(rows, options.root, columns.box_columns)
+    rows, notes_on_parts = _with_parts_of_folders(located.rows)
+    located = located._replace(rows=rows, notes=[*located.notes, *notes_on_parts])
     if columns.box_columns:
-        notes.append(f"only one label per image is read; the boxes ({columns.box_columns}) are not read")
-    located = located._replace(rows=rows, notes=[*located.notes, *notes])
+        located.notes.append(f"only one label per image is read; the boxes ({columns.box_columns}) are not read")
     labels = Labels.unlabelled(len(rows))
     if columns.indicators:
         labels = labels_from_indicators(tuple(columns.classes), [row.indicators for row in rows])
     elif options.labelled:
         labels = labels_from_names([row.names for row in rows], is_multi_label, label_source)
-    images = _image_set(files, located, labels, tables.notes)
-    return _with_extra_columns(images, located, dict(zip(files.values(), tables.columns, strict=True)))
+    return _with_extra_columns(_image_set(files, located, labels, notes), located, columns_by_file)
 
 
 def _with_extra_columns(images: ImageSet, located: _LocatedRows, columns: Mapping[Path, TableColumns]) -> ImageSet:
@@ -104,19 +97,24 @@ def _with_extra_columns(images: ImageSet, located: _LocatedRows, columns: Mappin
     return replace(images, columns=cells, column_problems=problems)
 
 
-def _read_tables(files: dict[str, Path], options: SourceOptions) -> _Tables:
-    """Return the rows of all tables, except rows whose split is "unused" (as in the `split.csv` of a run)."""
-    tables = _Tables([], [], [])
+def _read_tables(
+    files: dict[str, Path], options: SourceOptions
+) -> tuple[list[ListedImage], dict[Path, TableColumns], list[str]]:
+    """Return the rows of all tables, except those of the split "unused" (of a run), the columns of each, and notes."""
+    used_rows: list[ListedImage] = []
+    columns: dict[Path, TableColumns] = {}
+    notes: list[str] = []
     for part, file in files.items():
-        rows, columns = _read_table(file, options, part, tables.notes)
-        if tables.columns and columns.classes != tables.columns[0].classes:
-            first = next(iter(files.values())).name
-            raise UserError(f"{file} and {first} have different columns of classes: give both tables the same columns.")
-        tables.rows.extend(row for row in rows if row.part != "unused")
-        tables.columns.append(columns)
+        rows, columns[file] = _read_table(file, options, part, notes)
+        first = next(iter(columns))
+        if columns[file].classes != columns[first].classes:
+            raise UserError(
+                f"{file} and {first.name} have different columns of classes: give both tables the same columns."
+            )
+        used_rows += [row for row in rows if row.part != "unused"]
         if unused := sum(row.part == "unused" for row in rows):
-            tables.notes.append(f"{counted(unused, 'unused image')} of {file.name} {was_or_were(unused)} left out")
-    return tables
+            notes.append(f"{counted(unused, 'unused image')} of {file.name} {was_or_were(unused)} left out")
+    return used_rows, columns, notes
 
 
 def _read_table(
@@ -173,30 +171,26 @@ def _listed_image(
     return ListedImage(plain_path(path), part, row.line, file, label, extra_cells, indicators)
 
 
-def _split_label_cells(tables: _Tables, options: SourceOptions) -> tuple[_Tables, bool, str]:
-    """Split the label cells into class names, and leave out rows without a label.
-
-    Also return whether the set is multi-label, and a description of how labels are separated.
-    """
-    if not options.labelled or tables.columns[0].indicators:
-        return tables, True, ""
-    cells = ["" if is_missing(row.label) else row.label for row in tables.rows]
-    lists = labels_in_lists(cells) if options.separator is None else None
-    separator = "" if lists is not None else find_separator(cells, options.separator)
+def _split_label_cells(
+    rows: list[ListedImage], user_separator: str | None, notes: list[str]
+) -> tuple[list[ListedImage], bool, str]:
+    """Return the rows with labels, split into names; whether images have several; and how the names are separated."""
+    cells = ["" if is_missing(row.label) else row.label for row in rows]
+    lists = labels_in_lists(cells) if user_separator is None else None
+    separator = "" if lists is not None else find_separator(cells, user_separator)
     names = [split_names(cell, separator) for cell in cells] if lists is None else lists
     # If cells may have several names, an empty cell means that the image is of no class; "nan" means an unknown label.
-    has_label = [bool(cell) or bool(separator and not row.label) for cell, row in zip(cells, tables.rows, strict=True)]
-    rows = [row._replace(names=tuple(row_names)) for row, row_names in zip(tables.rows, names, strict=True)]
+    has_label = [bool(cell) or bool(separator and not row.label) for cell, row in zip(cells, rows, strict=True)]
+    rows = [row._replace(names=tuple(row_names)) for row, row_names in zip(rows, names, strict=True)]
     labelled_rows = list(compress(rows, has_label))
     is_multi_label = bool(separator) or any(len(row.names) != 1 for row in labelled_rows)
-    notes = tables.notes
     if n_unlabelled := len(rows) - len(labelled_rows):
         unlabelled = compress(rows, np.logical_not(has_label))
         cells_text = ", ".join(sorted({row.label for row in unlabelled} - {""}))
         note = f"{counted(n_unlabelled, 'row')} without a label {was_or_were(n_unlabelled)} left out"
-        notes = [*notes, f"{note} ({cells_text})" if cells_text else note]
+        notes.append(f"{note} ({cells_text})" if cells_text else note)
     source = "lists in cells" if lists is not None else describe_separator(cells, separator)
-    return _Tables(labelled_rows, tables.columns, notes), is_multi_label, source
+    return labelled_rows, is_multi_label, source
 
 
 def _with_parts_of_folders(rows: list[ListedImage]) -> tuple[list[ListedImage], list[str]]:
