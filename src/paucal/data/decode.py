@@ -61,10 +61,7 @@ class Orientation:
 
     @property
     def is_ambiguous(self) -> bool:
-        """Whether the stored and the upright image differ, but have the same size (mirrored or square, for instance).
-
-        The image size in an annotation file then does not tell which of the two was annotated.
-        """
+        """Whether the upright image differs from the stored image but has its size, so that annotations fit both."""
         return self.value != 1 and self.stored_size == self.upright_size
 
 

@@ -140,10 +140,7 @@ class ImageSet:
         return np.bincount(labels[labels >= 0], minlength=len(self.classes))
 
     def sample(self, count: int, indices: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Return up to `count` positions spread over the set, or over `indices` unless None.
-
-        Streamed images are sampled in groups of neighbouring images.
-        """
+        """Return up to `count` positions (groups of neighbours if streamed) spread over the set or `indices`."""
         total = len(self) if indices is None else len(indices)
         if self.stream is None:
             positions = evenly_spaced(total, count)
@@ -152,10 +149,7 @@ class ImageSet:
         return positions if indices is None else np.asarray(indices, dtype=np.int64)[positions]
 
     def sample_sizes(self, count: int = 256) -> NDArray[np.int64]:
-        """Return the (n, 2) heights and widths of up to `count` images spread over the set.
-
-        Sizes are read from the headers; images with unreadable headers are left out.
-        """
+        """Return the (n, 2) heights and widths in the readable headers of up to `count` images spread over the set."""
         sizes = []
         for index in self.sample(count):
             try:
@@ -198,10 +192,7 @@ def evenly_spaced(total: int, count: int) -> NDArray[np.int64]:
 
 
 def reduce_images(images: ImageSet, side: int) -> ImageSet:
-    """Return a set in which much larger images are downscaled to about `side` pixels on the shorter side.
-
-    A JPEG is then decoded at a smaller size, which takes a twentieth of the time for a camera photo.
-    """
+    """Return a set whose much larger images are reduced to about `side` pixels, which is faster for photos."""
     reading = replace(images.decode_options, side=side)
     return replace(images, store=ConvertedStore(images.store, reading), decode_options=reading)
 

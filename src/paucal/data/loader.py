@@ -70,8 +70,7 @@ def make_train_loader(
 ) -> TrainLoader:
     """Return a loader of one batch per forward pass; the batches do not depend on the number of workers.
 
-    The length of the loader is the number of forward passes of the whole run, but iteration begins at the sampler's
-    `start`. The default `collate_fn` is for samples of a `ViewDataset`.
+    Its length is the number of forward passes of the whole run, but iteration begins at the sampler's `start`.
     """
     return TrainLoader(dataset, batch_sampler=sampler, **_loader_options(workers, pin_memory, collate_fn))
 

@@ -78,12 +78,8 @@ def _npy_header(file: BinaryIO, channels: int | None) -> ArrayShape:
     if read_header is None:
         raise ValueError(f"the array has version {version} of NumPy's format, expected 1.0 or 2.0")
     shape, _, dtype = read_header(file)
-    image_shape = _array_shape(shape, dtype, channels)
-    end = file.seek(0, io.SEEK_END)
-    file.seek(0)
-    npy.read_magic(file)
-    read_header(file)
-    if end - file.tell() < prod(shape) * dtype.itemsize:
+    image_shape, start = _array_shape(shape, dtype, channels), file.tell()
+    if file.seek(0, io.SEEK_END) - start < prod(shape) * dtype.itemsize:
         raise ValueError("the array is truncated")
     return image_shape
 
@@ -99,10 +95,7 @@ def _tiff_shape(series: Any, channels: int | None) -> ArrayShape:
 def _array_shape(
     shape: Sequence[int], dtype: np.dtype, channels: int | None, channels_first: bool | None = None
 ) -> ArrayShape:
-    """Return the shape of an image from the shape of an array; `channels` and `channels_first` are None if unknown.
-
-    Raises a ValueError if the array is not a valid image, and Pillow's DecompressionBombError if it is too large.
-    """
+    """Return the shape of an image from the shape of a valid array; the last two arguments may be unknown."""
     if dtype.kind not in _DTYPE_KINDS or len(shape) not in (2, 3) or min(shape) < 1:
         raise ValueError(
             f"the array has the type {dtype} and the shape {tuple(shape)}, expected numbers with 2 axes, or with 3 "

@@ -133,10 +133,7 @@ def high_bit_channel_values(source: ImageSource, name: str, channels: int = RGB)
 
 
 def image_from_values(values: NDArray[np.generic], reading: DecodeOptions) -> Image.Image:
-    """Convert (H, W, C) values to an image, with the size and the value ranges that `reading` specifies.
-
-    Without value ranges, floats and values of more than 16 bits raise a ValueError.
-    """
+    """Convert (H, W, C) values to an image with the size and the value ranges of `reading`, which floats need."""
     ranges = reading.channel_ranges or (reading.value_range,) * values.shape[2]
     if values.dtype.kind == "b":
         values = values.astype(np.uint8) * 255

@@ -35,8 +35,7 @@ _MIN_NO_DATA_MAGNITUDE = 1e30
 def count_channels(images: ImageSet) -> int:
     """Return the number of channels of a set, from the headers of up to 256 images spread over the set.
 
-    Images that Pillow reads, and single-channel images, count as RGB. `.npy` files, and TIFF files that Pillow does not
-    read, may have other numbers of channels.
+    Images that Pillow reads, and single-channel images, count as RGB.
     """
     first: tuple[int, str] | None = None
     for index in images.sample(_MAX_HEADERS):

@@ -32,11 +32,7 @@ def features_folder() -> Path:
 
 
 def cache_folder() -> Path | None:
-    """Return the folder for decoded images; None if caching is off.
-
-    The environment variable `PAUCAL_IMAGE_CACHE` contains the folder or "off". If the variable is not set, the folder
-    is `paucal/images` in `XDG_CACHE_HOME`, or else in `~/.cache`.
-    """
+    """Return the folder for decoded images: `PAUCAL_IMAGE_CACHE`, else in the user's cache folder; None if "off"."""
     setting = os.environ.get(CACHE_VARIABLE, "").strip()
     if setting.lower() == OFF:
         return None
@@ -93,8 +89,7 @@ def list_entries(folder: Path) -> list[CacheEntry]:
 def evict_entries(folder: Path, max_bytes: int = MAX_BYTES, kept_pixels_path: Path | None = None) -> None:
     """Remove old unfinished files, and the least recently used entries until all entries take up at most `max_bytes`.
 
-    The entry with the file `kept_pixels_path` is kept. A run that has opened an entry can still read it after the
-    removal. On Windows, an open entry is not removed.
+    A run that has opened an entry can still read it after the removal. On Windows, an open entry is not removed.
     """
     entries = list_entries(folder)
     total = sum(entry.n_bytes for entry in entries)

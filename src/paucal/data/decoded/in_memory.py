@@ -62,10 +62,7 @@ class InMemoryStore(DecodedCopies):
 
 
 def cache_images(
-    image_set: ImageSet,
-    max_bytes: int | None = None,
-    on_bad: OnBad = "refuse",
-    progress: ReportProgress | None = None,
+    image_set: ImageSet, max_bytes: int | None = None, on_bad: OnBad = "refuse", progress: ReportProgress | None = None
 ) -> tuple[ImageSet, list[str]]:
     """Decode every image once to verify it, and keep all decoded images in memory if they fit.
 

@@ -140,10 +140,7 @@ def read_table(index: Path) -> tuple[NDArray[np.void], str, bytes] | None:
 
 
 class EntryWriter:
-    """Writes a cache entry of up to `count` images and `max_bytes` into a temporary file, which `finish` renames.
-
-    If `finish` is not called, the file is removed on exit. Several threads may add images, in any order.
-    """
+    """Writes a cache entry into a temporary file, from several threads in any order; `finish` renames the file."""
 
     def __init__(self, folder: Path, count: int, max_bytes: int, channels: int = RGB) -> None:
         self.table = make_entry_table(count, channels)

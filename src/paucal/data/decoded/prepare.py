@@ -4,7 +4,9 @@ Unchanged files are recognised by path, size and modification time, and images b
 of a set that was moved, copied or extended are not decoded again.
 """
 
+import errno
 import hashlib
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,7 +29,7 @@ from paucal.data.decoded.cache_folder import (
 )
 from paucal.data.decoded.in_memory import cache_images, estimate_decoded_bytes
 from paucal.data.decoded.on_disk import CacheFullError, EntryWriter, MappedEntry, MappedStore, open_entry, read_table
-from paucal.data.decoded.stored_digests import StoredDigests, read_encoded, source_digest
+from paucal.data.decoded.stored_digests import StoredDigests, source_digest
 from paucal.data.images import ImageSet
 from paucal.data.stores import ConvertedStore, EncodedStore, locate
 from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, process_images, verify_images
@@ -36,6 +38,7 @@ from paucal.wording import counted
 
 FORMAT = 1  # version of the cache entries; must be increased if images are reduced in a different way
 STREAM_SAMPLE = 256  # number of images of a streamed set that are verified
+_MAX_READ_BYTES = 64 << 20  # largest file that is read into memory; larger files are decoded from disk
 _STORED_SIDES = (64, 128, 512)  # shorter sides of stored images in pixels; larger sides are powers of two
 
 
@@ -50,10 +53,7 @@ def stored_side(image_size: Sequence[int]) -> int:
 
 
 def prepare_images(
-    image_set: ImageSet,
-    reading: DecodeOptions,
-    on_bad: OnBad = "refuse",
-    progress: ReportProgress | None = None,
+    image_set: ImageSet, reading: DecodeOptions, on_bad: OnBad = "refuse", progress: ReportProgress | None = None
 ) -> tuple[ImageSet, list[str]]:
     """Verify every image once, and store all decoded images in a file that runs share.
 
@@ -181,17 +181,21 @@ def _find_stored_images(folder: Path, format_key: str) -> dict[bytes, tuple[Mapp
 
 
 def _read_encoded_image(store: EncodedStore, index: int) -> bytes | Path:
+    """Return the bytes of an encoded image, or its path if the file is larger than 64 MiB."""
     try:
-        return read_encoded(store.source(index))
+        source = store.source(index)
+        if isinstance(source, bytes):
+            return source
+        status = source.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.ENODEV, "it is not a regular file (a pipe or a device, for instance)")
+        return source.read_bytes() if status.st_size <= _MAX_READ_BYTES else source
     except OSError as problem:
         raise UnreadableImage(f"image {store.name(index)} cannot be decoded: {problem.strerror or problem}") from None
 
 
 def prepare_streamed_images(
-    image_set: ImageSet,
-    reading: DecodeOptions,
-    on_bad: OnBad,
-    progress: ReportProgress | None = None,
+    image_set: ImageSet, reading: DecodeOptions, on_bad: OnBad, progress: ReportProgress | None = None
 ) -> tuple[ImageSet, list[str]]:
     """Return a streamed set whose images are converted as `reading` specifies, and verify some or all images.
 

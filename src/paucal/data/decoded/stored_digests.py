@@ -1,9 +1,7 @@
 """Digests of encoded images, which are stored so that later runs need not read unchanged files again."""
 
-import errno
 import hashlib
 import os
-import stat
 import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,19 +14,8 @@ from paucal.data.decoded.cache_folder import DIGESTS_SUFFIX, INDEX_SUFFIX, UNFIN
 from paucal.data.stores import FileStamp
 
 DIGEST_BYTES = 16  # bytes per digest
-_MAX_READ_BYTES = 64 << 20  # largest file that is read into memory; larger files are decoded from disk
 _STAMP_DTYPE = np.dtype([("name", "S16"), ("size", np.int64), ("changed", np.int64)])
 _StampKey = tuple[bytes, int, int]
-
-
-def read_encoded(source: bytes | Path) -> bytes | Path:
-    """Return the bytes of an encoded image, or its path if the file is larger than 64 MiB; raises an OSError."""
-    if isinstance(source, bytes):
-        return source
-    status = source.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.ENODEV, "it is not a regular file (a pipe or a device, for instance)")
-    return source.read_bytes() if status.st_size <= _MAX_READ_BYTES else source
 
 
 def source_digest(source: bytes | Path) -> bytes:
@@ -40,10 +27,7 @@ def source_digest(source: bytes | Path) -> bytes:
 
 
 class StoredDigests:
-    """The digests of a set's images in a file of the cache folder, by path, size and modification time.
-
-    If several runs write the file at once, the last run wins, and the next run computes the lost digests again.
-    """
+    """The digests of a set's images in a file of the cache folder, by path, size and modification time."""
 
     def __init__(self, folder: Path, location: str) -> None:
         name = hashlib.blake2b(location.encode(errors="surrogateescape"), digest_size=DIGEST_BYTES).hexdigest()
@@ -74,7 +58,7 @@ class StoredDigests:
         temporary = self.file.with_name(f".{self.file.name}.{os.getpid()}{UNFINISHED_SUFFIX}")
         table = np.array(list(self._digests), dtype=_STAMP_DTYPE)
         values = np.frombuffer(b"".join(self._digests.values()), dtype=np.uint8).reshape(-1, DIGEST_BYTES)
-        try:
+        try:  # if several runs write the file at once, the last wins, and the next run computes the lost digests again
             with open(temporary, "wb") as file:
                 np.savez(file, stamps=table, digests=values)
             temporary.replace(self.file)

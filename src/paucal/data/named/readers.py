@@ -170,10 +170,7 @@ def _require_small(path: Path) -> Path:
 
 
 def read_portion(name: str, root: Path, portion: Portion, labelled: bool = True) -> PortionImages:
-    """Open a portion whose files exist; damaged or missing files raise any exception.
-
-    Only WebVision's reader respects `labelled`; portions of all other data sets always have labels.
-    """
+    """Open a portion whose files exist; only WebVision respects `labelled`, and damage raises any exception."""
     key = f"{name}/{portion.part}"
     if name in _OWN_READERS:
         options = {"labelled": labelled} if name == "webvision" else {}

@@ -73,8 +73,7 @@ def shard_from_file(file: Path, name: str) -> Shard:
 class RemoteShardFolder:
     """A folder of shards on object storage, or on any other storage that fsspec can read.
 
-    When an image is needed, its whole shard is downloaded, once for all processes of the machine. If the cache is full,
-    the least recently used shards are removed.
+    When an image is needed, its whole shard is downloaded, once for all processes of the machine, into a limited cache.
     """
 
     def __init__(self, url: str) -> None:

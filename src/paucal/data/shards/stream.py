@@ -141,10 +141,7 @@ class StreamOrder:
 
 
 def is_streamed(count: int, n_bytes: int) -> bool:
-    """Return whether a set of `count` images with `n_bytes` encoded bytes is streamed.
-
-    The result must not depend on the machine, since a resumed run must use the same images in the same steps.
-    """
+    """Return whether a set is streamed; the same on every machine, since a resumed run must repeat the steps."""
     return count >= STREAMED_IMAGES or n_bytes >= STREAMED_BYTES
 
 
@@ -160,10 +157,7 @@ def window_size(mean_bytes: float) -> int:
 
 
 def concatenate_streams(streams: list["Stream | None"], counts: list[int]) -> "Stream | None":
-    """Return the stream of joined sets of `counts` images; None if no set is streamed.
-
-    The images of a set that is not streamed count as one shard.
-    """
+    """Return the stream of joined sets, with one shard for each set that is not streamed; None if none is streamed."""
     if not any(stream is not None for stream in streams):
         return None
     n_images, n_shards, n_blocks, shifted = 0, 0, 0, []

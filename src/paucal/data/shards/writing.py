@@ -121,10 +121,7 @@ class ShardMember:
 
 
 def shard_order(images: ImageSet, part: str, seed: int) -> NDArray[np.int64]:
-    """Return the positions of the images of one split in a random order that depends only on the seed.
-
-    Each shard is then a random sample of the images, so a training window over a few shards has all classes.
-    """
+    """Return the positions of one split in random order, so that each shard is a random sample of the images."""
     positions = np.flatnonzero(np.asarray(images.declared_splits, dtype="<U6") == part)
     order_seed = derive_seed(seed, len(positions))
     if images.stream is not None:  # the images are already in shards, so neighbouring images should be read together
@@ -193,8 +190,8 @@ class _TarWriter:
     def __init__(self, folder: Path, labelled: bool) -> None:
         self.shards: list[Shard] = []
         self._folder, self._labelled, self._next_image_number = folder, labelled, 0
-        # Shard number, byte position, size in bytes, and label of each image in the open shard.
-        self._rows: list[tuple[int, int, int, int]] = []
+        # Byte position, size in bytes, and label of each image in the open shard.
+        self._rows: list[tuple[int, int, int]] = []
         self._names: list[str] = []
         self._tables: list[tuple[NDArray[np.int64], StringArray]] = []  # rows and names of finished shards
 
@@ -208,7 +205,7 @@ class _TarWriter:
         assert isinstance(label, int)
         stem = member.stem(self._next_image_number)
         self._next_image_number += 1
-        self._rows.append((len(self.shards), self._archive.offset + HEADER_BYTES, len(member.content), label))
+        self._rows.append((self._archive.offset + HEADER_BYTES, len(member.content), label))
         self._names.append(f"{stem}{member.suffix}")
         _add_file(self._archive, self._names[-1], member.content)
         if self._labelled and label >= 0:
@@ -228,9 +225,9 @@ class _TarWriter:
             files=tuple(self.shards),
             classes=tuple(classes),
             spans=spans_from_counts([len(rows) for rows, _ in self._tables]),
-            offsets=table[:, 1].copy(),
-            lengths=table[:, 2].astype(np.int32),
-            labels=compact_labels(table[:, 3], len(classes)),
+            offsets=table[:, 0].copy(),
+            lengths=table[:, 1].astype(np.int32),
+            labels=compact_labels(table[:, 2], len(classes)),
             names=StringArray.concatenate([names for _, names in self._tables]),
         )
 

@@ -147,8 +147,7 @@ def find_indicator_columns(
 def labels_from_indicators(classes: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Labels:
     """Return the labels of images from the cells of the indicator columns, one column for each class.
 
-    -1 means that the label is unknown, as in CheXpert (arXiv:1901.07031). An empty cell means 0 if the table contains
-    no 0, else unknown. If each image is of exactly one class, the set is not multi-label.
+    -1 means unknown, as in CheXpert (arXiv:1901.07031), and so does an empty cell if the table contains any 0.
     """
     if len(set(classes)) < len(classes):
         repeated = next(name for name in classes if classes.count(name) > 1)

@@ -183,10 +183,7 @@ def _choose_folder(
 
 
 def _foreign_prefix(paths: Sequence[str], finder: "FileFinder") -> str:
-    """Return the prefix that another machine has put before all paths; "" if the paths have no common prefix.
-
-    It is the shortest prefix without which the first path exists in the finder's folder.
-    """
+    """Return the shortest prefix of all paths without which the first path exists in a folder; "" if none."""
     pieces = paths[0].split("/")
     for count in range(1, len(pieces)):
         if leads_out(paths[0]) and finder.find("/".join(pieces[count:])):
@@ -316,10 +313,7 @@ def fold_name(name: str) -> str:
 
 
 def comparison_key(name: str) -> str:
-    """Return a key that is equal for names that differ only in case, Unicode form or bytes that are not UTF-8.
-
-    Unlike other names, those in tables may contain escapes, since paucal writes such bytes as escapes into tables.
-    """
+    """Return a key that ignores case, Unicode form, and bytes (or their escapes in tables) that are not UTF-8."""
     return fold_name(valid_text(unescape(name)))
 
 

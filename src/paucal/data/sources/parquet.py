@@ -266,10 +266,7 @@ def _part_of_folder(name: str) -> str:
 
 
 def _select_files_of_parts(files: list[RowFile]) -> tuple[list[RowFile], list[str]]:
-    """Return only the files of train, val and test, with a note on other files such as `unsupervised-...`.
-
-    If no file belongs to a split, all files are returned.
-    """
+    """Return only the files of train, val and test, if any, with a note on files such as `unsupervised-...`."""
     files_with_part = [file for file in files if _part_of_file(file.shard.name)]
     if not files_with_part or len(files_with_part) == len(files):
         return files, []

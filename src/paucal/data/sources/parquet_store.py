@@ -49,10 +49,7 @@ class RowFile:
         return self._query(lambda file: file.schema_arrow)
 
     def read_rows(self, column: str | None) -> tuple[list[int], pa.ChunkedArray | None]:
-        """Read the number of rows in each row group, and the values of a column unless `column` is None.
-
-        Raises an ArrowException if the column is damaged, and a UserError if the file is.
-        """
+        """Return the numbers of rows in the row groups, and the values of a column (None for no column)."""
         if self.is_arrow:
             table = read_arrow(self.folder.fetch_shard(self.shard))
             return [table.num_rows], None if column is None else table[column]

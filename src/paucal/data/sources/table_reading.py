@@ -48,10 +48,7 @@ def read_table(file: Path, max_rows: int | None = None, keep_whitespace: bool = 
 
 
 def read_list(file: Path, labelled: bool, max_rows: int | None = None) -> TableRows:
-    """Read the non-empty lines of a list file as rows of two cells, a path with forward slashes and a class number.
-
-    Paths may contain spaces. If not `labelled`, the class number may be missing, and every second cell is "-1".
-    """
+    """Read the lines of a list file as rows of a path and a class number, which is "-1" unless `labelled`."""
     text, _, note = read_decoded(file, MAX_LIST_BYTES)
     lines = ((n, line.strip()) for n, line in enumerate(io.StringIO(text, newline=None), start=1) if line.strip())
     rows: list[TableRow] = []

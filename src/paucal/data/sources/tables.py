@@ -261,9 +261,8 @@ def _is_list(file: Path, root: Path | None, labelled: bool = True) -> bool:
 def hold_out_listed_images(images: ImageSet, folder: Path, root: Path | None = None) -> ImageSet:
     """Return an unlabelled set in which the images in the test lists of the folder are test images.
 
-    If a train list has a val list but no test list, the val list is used as test list, as in `make_split`. If the
-    folder has several train lists with test lists, all test lists are used, since a later run may be trained on any of
-    the train lists.
+    Without a test list, the val list is used, as in `make_split`. The test lists of all sets in the folder are used,
+    since a later run may be trained on any of them.
     """
     lists = [file for file in sorted(folder.glob(f"[!.]*{LIST_SUFFIX}")) if _is_list(file, root, False)]
     names = {file: parse_part_name(file) for file in lists}

@@ -30,9 +30,8 @@ def is_voc(folder: Path) -> bool:
 def open_voc(root: Path, labelled: bool = True) -> ImageSet:
     """Open the images in the lists `<class>_<split>.txt`, which mark each image with 1, 0 (difficult) or -1.
 
-    If any image is in several classes, the set is multi-label: an image may have any number of labels, and the label of
-    a class marked "difficult" is unknown, as in VOC's evaluation. Otherwise each image has one label, and images
-    without a class are left out.
+    If any image is in several classes, the set is multi-label, with unknown labels for "difficult", as in VOC's
+    evaluation. Otherwise each image has one label, and images without a class are left out.
     """
     marks: dict[str, dict[str, int]] = {}  # mark of each image for each class, by image, then by class
     parts: dict[str, str] = {}

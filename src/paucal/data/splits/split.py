@@ -230,8 +230,7 @@ def shuffle_class(members: NDArray[np.int64], seed: int, label: int) -> NDArray[
 def keep_train_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> Split:
     """Keep a fraction of the training images of every class, at least one image; other images become "unused".
 
-    If each image has one label, the images for a smaller fraction are a subset of those for a larger fraction with the
-    same seed. Images with (N, K) multi-hot labels are chosen by iterative stratification.
+    With single labels and one seed, the images for a smaller fraction are a subset of those for a larger fraction.
     """
     if not 0 < fraction <= 1:
         raise UserError(f"the fraction of training images is {fraction}; expected a number above 0, at most 1.")
@@ -268,8 +267,8 @@ def keep_train_per_class(split: Split, labels: Targets, per_class: int, seed: in
 def limit_val(split: Split, labels: Targets, seed: int) -> Split:
     """Keep at most as many validation images as training images, stratified by class; other images become "unused".
 
-    Results with a larger validation set would be too optimistic, since users with few labels have few validation images
-    in practice (Oliver et al. 2018, "Realistic evaluation of deep semi-supervised learning algorithms").
+    Larger validation sets give too optimistic results, since users with few labels have few validation images (Oliver
+    et al. 2018, "Realistic evaluation of deep semi-supervised learning algorithms").
     """
     n_train, n_val = len(split.indices("train")), len(split.indices("val"))
     if n_val <= n_train:

@@ -231,8 +231,7 @@ class Mixing:
     def mix(self, batch: Batch, num_classes: int) -> Batch:
         """With probability `prob`, mix the images and convert the labels to (B, K) class weights that sum to 1.
 
-        Otherwise return the batch unchanged. Random numbers are drawn from torch's CPU generator, which needs no
-        synchronisation with the device.
+        Random numbers are drawn from torch's CPU generator, which needs no synchronisation with the device.
         """
         if self.prob == 0 or self.mixup == self.cutmix == 0 or len(batch) < 2:
             return batch

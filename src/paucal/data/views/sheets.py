@@ -23,10 +23,7 @@ TileBox = tuple[int, int, int, int]  # (left, top, width, height) in pixels
 
 
 def draw_sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) -> Image.Image:
-    """Draw the first view of up to 32 images of a batch, with captions if there are class names.
-
-    The caption of a mixed label gives the two largest class weights in percent.
-    """
+    """Draw the first views of up to 32 images with their classes, or the two largest weights of a mixed label."""
     views = normalisation.to_display(batch.views[0][:MAX_IMAGES].detach().float().cpu())
     zoom = max(1, math.ceil(_MIN_TILE_SIDE / min(views.shape[-2:])))
     height, width = (side * zoom for side in views.shape[-2:])

@@ -239,10 +239,7 @@ def cover_and_centre(
 
 
 def cover_size(image: Image.Image, size: Size) -> Size:
-    """Return the smallest (height, width) with the image's aspect ratio that covers `size`.
-
-    The side that exceeds `size` is rounded down, as torchvision does when it resizes the shorter side.
-    """
+    """Return the image's smallest size that covers `size`, with the larger side rounded down as in torchvision."""
     height, width = size
     if image.width * height <= image.height * width:
         return max(height, image.height * width // image.width), width
