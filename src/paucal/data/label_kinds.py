@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from paucal.data.boxes.opening import LAYOUTS, STRUCTURE_FOLDERS, find_annotation_files, open_tagged_images
-from paucal.data.boxes.tree import Tree, folder_tree, open_tree
+from paucal.data.boxes.tree import folder_tree, open_tree
 from paucal.data.images import ImageSet
 from paucal.data.masks.mask_table import is_mask_table
 from paucal.data.masks.panoptic import PANOPTIC_NAME, find_panoptic
@@ -78,11 +78,15 @@ def refuse_non_class_folders(path: Path, names: tuple[str, ...]) -> None:
     are_folders = bool(names) and all(os.path.isdir(path / name) for name in names)
     if not are_folders or not {name.lower() for name in names} <= set(STRUCTURE_FOLDERS):
         return
+    tree, contents = open_tree(path), []
+    for name in names[:MAX_FOLDERS_SHOWN]:
+        suffixes = Counter(PurePosixPath(file).suffix.lower() for file in tree.files if file.startswith(f"{name}/"))
+        counts = ", ".join(f"{count} {suffix or 'files'}" for suffix, count in suffixes.most_common(2))
+        contents.append(f"{name}/ ({counts or 'empty'})")
+    n_loose = sum("/" not in file for file in tree.files)
+    shown = ", ".join(contents) + (f" and {counted(n_loose, 'other file')}" if n_loose else "")
     expected = "; ".join(f"`paucal {kind.verb}` reads {kind.expected_files}" for kind in LABEL_KINDS)
-    raise UserError(
-        f"{path} has {_describe_folders(open_tree(path), names)}, which are not classes, and no boxes or masks were "
-        f"recognised: {expected}."
-    )
+    raise UserError(f"{path} has {shown}, which are not classes, and no boxes or masks were recognised: {expected}.")
 
 
 def _other_kinds_error(location: str, other_kinds: dict[str, str], verb: str) -> UserError:
@@ -189,14 +193,3 @@ LABEL_KINDS = (
         {"detect": "`paucal convert DATA OUT --to masks` draws boxes with outlines as masks"},
     ),
 )
-
-
-def _describe_folders(tree: Tree, names: tuple[str, ...]) -> str:
-    """Return a description of the contents of folders, such as "images/ (8 .jpg), labels/ (8 .txt)"."""
-    descriptions = []
-    for name in names[:MAX_FOLDERS_SHOWN]:
-        suffixes = [PurePosixPath(file).suffix.lower() for file in tree.files if file.startswith(f"{name}/")]
-        suffix_counts = ", ".join(f"{count} {suffix or 'files'}" for suffix, count in Counter(suffixes).most_common(2))
-        descriptions.append(f"{name}/ ({suffix_counts or 'empty'})")
-    loose_files = [file for file in tree.files if "/" not in file]
-    return ", ".join(descriptions) + (f" and {counted(len(loose_files), 'other file')}" if loose_files else "")

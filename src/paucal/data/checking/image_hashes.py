@@ -22,11 +22,6 @@ _COSINES = np.cos(np.pi * np.arange(KEPT_FREQUENCIES)[:, None] * (2 * np.arange(
 _ONES_PER_BYTE = np.array([bin(value).count("1") for value in range(256)], dtype=np.uint8)  # by value of the byte
 
 
-def perceptual_hash(image: Image.Image) -> int:
-    """Return the perceptual hash of an image as a 64-bit integer."""
-    return compute_hash(reduce_to_grey(image))
-
-
 def reduce_to_grey(image: Image.Image) -> NDArray[np.float64]:
     """Return an image as (32, 32) grey pixels from 0 to 255, the input of the hash."""
     return np.asarray(image.convert("L").resize((GREY_SIDE, GREY_SIDE), Image.Resampling.LANCZOS), dtype=np.float64)

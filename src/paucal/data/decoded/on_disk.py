@@ -181,11 +181,8 @@ class EntryWriter:
         self._file.close()
         with open(self._index_path, "wb") as file:
             metadata = json.dumps({"reading": format_key, "mark": self._mark.hex()})
-            np.savez(
-                file,
-                about=np.array(metadata),
-                **{name: self.table[name][rows] for name in self.table.dtype.names or ()},
-            )
+            arrays: dict[str, Any] = {name: self.table[name][rows] for name in self.table.dtype.names or ()}
+            np.savez(file, about=np.array(metadata), **arrays)
             file.flush()
             os.fsync(file.fileno())
         self._path.replace(self._folder / f"{key}{PIXELS_SUFFIX}")

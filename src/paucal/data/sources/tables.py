@@ -64,15 +64,18 @@ def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
         needed_text = "a path and a label" if options.labelled else "a path"
         raise UserError(f"{next(iter(files.values()))} has no row with {needed_text}; give a table of images.")
     located = _locate_rows(rows, options.root, columns.box_columns)
-    rows, notes_on_parts = _with_parts_of_folders(located.rows)
-    located = located._replace(rows=rows, notes=[*located.notes, *notes_on_parts])
+    parts = splits_from_folders([row.key for row in located.rows])
+    if {"train"} < set(parts) and all(parts) and not any(row.part for row in located.rows):
+        located = located._replace(rows=[row._replace(part=p) for row, p in zip(located.rows, parts, strict=True)])
+        names = sorted({row.key.split("/")[0] for row in located.rows})
+        located.notes.append(f"the splits are the folders of the images ({', '.join(names)})")
     if columns.box_columns:
         located.notes.append(f"only one label per image is read; the boxes ({columns.box_columns}) are not read")
-    labels = Labels.unlabelled(len(rows))
+    labels = Labels.unlabelled(len(located.rows))
     if columns.indicators:
-        labels = labels_from_indicators(tuple(columns.classes), [row.indicators for row in rows])
+        labels = labels_from_indicators(tuple(columns.classes), [row.indicators for row in located.rows])
     elif options.labelled:
-        labels = labels_from_names([row.names for row in rows], is_multi_label, label_source)
+        labels = labels_from_names([row.names for row in located.rows], is_multi_label, label_source)
     return _with_extra_columns(_image_set(files, located, labels, notes), located, columns_by_file)
 
 
@@ -191,16 +194,6 @@ def _split_label_cells(
         notes.append(f"{note} ({cells_text})" if cells_text else note)
     source = "lists in cells" if lists is not None else describe_separator(cells, separator)
     return labelled_rows, is_multi_label, source
-
-
-def _with_parts_of_folders(rows: list[ListedImage]) -> tuple[list[ListedImage], list[str]]:
-    """Return rows with splits from the train/val/test folders of the images, and a note if any split was found."""
-    keys = [row.key for row in rows]
-    folders = splits_from_folders(keys)
-    if any(row.part for row in rows) or not all(folders) or not {"train"} < set(folders):
-        return rows, []
-    rows = [row._replace(part=part) for row, part in zip(rows, folders, strict=True)]
-    return rows, [f"the splits are the folders of the images ({', '.join(sorted({k.split('/')[0] for k in keys}))})"]
 
 
 def open_list(file: Path, options: SourceOptions) -> ImageSet:

@@ -125,22 +125,15 @@ def build_crop_transforms(
 ) -> list[tuple[ViewTransform, int]]:
     """Return the `views` argument of `ViewDataset`: (transform, count) pairs in the order of the groups.
 
-    Args:
-        pipeline: Augmentation of the crops. "dino" applies `DinoCrop`: the first global crop is blurred; of the other
-            global crops, a tenth are blurred and a fifth are solarised; half of the local crops are blurred. "alike"
-            applies `DinoCrop` with equal probabilities: half of all crops are blurred, and a fifth are solarised.
-            "deit" applies timm's training transform: crop, flip, RandAugment rand-m9-mstd0.5-inc1, and random erasing
-            for a quarter of the crops.
-        groups: Group of global crops, then any number of groups of local crops. The default size is `image_size`; the
-            default scale is the published one.
-        normalisation: Normalisation of every view.
-        image_size: Default (height, width) of a crop in pixels.
-        blur: Range of the blur's radius in pixels of the view. The published range is for crops of 224 and 96 pixels.
-            Much smaller crops would lose all detail: for a crop of `side` pixels, multiply the range by side / 224. Not
-            used by "deit".
-        hflip: Probability of a horizontal flip.
-        jitter_prob: Probability of changing the colours. Not used by "deit".
-        resize: Method that gives images the aspect ratio of `image_size` before cropping; see `match_aspect_ratio`.
+    The first group has the global crops, any others have local crops. The default scale is the published one. The
+    pipeline "dino" applies `DinoCrop`: the first global crop is blurred; of the other global crops, a tenth are blurred
+    and a fifth are solarised; half of the local crops are blurred. "alike" applies `DinoCrop` with equal probabilities:
+    half of all crops are blurred, and a fifth are solarised. "deit" applies timm's training transform: crop, flip,
+    RandAugment rand-m9-mstd0.5-inc1, and random erasing for a quarter of the crops.
+
+    The published range of `blur`, the radius in pixels of the view, is for crops of 224 and 96 pixels. Much smaller
+    crops would lose all detail: for a crop of `side` pixels, multiply the range by side / 224. `resize` gives images
+    the aspect ratio of `image_size` before cropping; see `match_aspect_ratio`.
     """
     _check_crops(pipeline, groups, image_size, blur)
     check_probability("hflip", hflip)
