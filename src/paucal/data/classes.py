@@ -174,11 +174,7 @@ def shipped_lists() -> list[str]:
 
 
 def read_class_list(source: str | Path) -> list[str]:
-    """Read the names of classes from a file with one name per line, or from a list that comes with paucal.
-
-    A path that exists takes precedence over the name of a list. Blank lines and lines that begin with '#' are skipped;
-    a '#' later in a line belongs to the name.
-    """
+    """Read the names of classes from a file with one name per line, or from a list that comes with paucal."""
     path, shipped = Path(source).expanduser(), shipped_lists()
     if not path.exists() and str(source) in shipped:
         text = (_class_lists() / f"{source}.txt").read_text(encoding="utf-8")
@@ -190,7 +186,7 @@ def read_class_list(source: str | Path) -> list[str]:
             f"with paucal ({', '.join(shipped)})"
         )
     lines = [line.strip() for line in io.StringIO(text, newline=None)]
-    names = [plain_name(line) for line in lines if line and not line.startswith("#")]
+    names = [plain_name(line) for line in lines if line and not line.startswith("#")]  # a later "#" belongs to the name
     if not names:
         raise UserError(f"{source} names no classes; expected one name per line")
     if repeated := [name for name, count in Counter(names).items() if count > 1]:

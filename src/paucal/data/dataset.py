@@ -72,14 +72,10 @@ class ViewDataset(Dataset[Sample]):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[SampleKey]) -> list[Sample]:
-        """Return several samples; torch's loader calls this with the keys of a batch.
-
-        The global random generators are saved and restored once per batch, since saving and restoring them takes ten
-        times as long as seeding them.
-        """
+        """Return several samples; torch's loader calls this with the keys of a batch."""
         if (samples := self._batched_samples(keys)) is not None:
             return samples
-        with preserve_generators():
+        with preserve_generators():  # once per batch, since this takes ten times as long as seeding the generators
             return [self._make_sample(key) for key in keys]
 
     def _batched_samples(self, keys: list[SampleKey]) -> list[Sample] | None:

@@ -91,15 +91,12 @@ def make_ordered_loader(
 
 
 def inference_batch_size(image_size: tuple[int, int], device: str, requested: int | None = None) -> int:
-    """Return the batch size for inference: `requested` unless None, else a size that suits the device.
-
-    An accelerator is fastest with large batches. A CPU is slower with many large images, because their activations
-    (gigabytes for an EfficientNet) do not fit in its cache.
-    """
+    """Return the batch size for inference: `requested` unless None, else a size that suits the device."""
     if requested is not None:
         return requested
     if device != "cpu":
         return MAX_INFERENCE_BATCH
+    # A CPU is slower with many large images, whose activations (gigabytes for an EfficientNet) do not fit in its cache.
     return min(MAX_INFERENCE_BATCH, max(1, MAX_CPU_BATCH_PIXELS // (image_size[0] * image_size[1])))
 
 

@@ -23,13 +23,9 @@ def derive_seed(*numbers: int) -> int:
 
 
 def reseed(*numbers: int) -> None:
-    """Seed Python's, NumPy's legacy and torch's CPU generator from integers; takes about 10 microseconds.
-
-    timm's augmentations draw from Python's and NumPy's generators, and torchvision's from torch's. The generators of
-    accelerators are not changed.
-    """
+    """Seed Python's, NumPy's legacy and torch's CPU generator from integers; takes about 10 microseconds."""
     seed = derive_seed(*numbers)
-    random.seed(seed)
+    random.seed(seed)  # timm's augmentations draw from Python's and NumPy's generators, and torchvision's from torch's
     np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)
 

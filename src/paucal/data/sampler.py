@@ -100,13 +100,10 @@ class StepSampler(Sampler[list[SampleKey]]):
     def _images_of_draws(
         self, order: NDArray[np.int64] | StreamOrder, earlier_draws: NDArray[np.int64] | None, draws: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the image position and the repeat number of each draw; draws of an epoch are numbered from 0.
-
-        Draw d is image d // repeats of the order; after the last image, draws start over with higher repeat numbers.
-        """
+        """Return the image position and the repeat number of each draw of an epoch; draw d is image d // repeats."""
         count = len(self.indices)
         rounds, positions = np.divmod(draws // self.repeats, count)
-        repeats = rounds * self.repeats + draws % self.repeats
+        repeats = rounds * self.repeats + draws % self.repeats  # higher once the draws start over after the last image
         if earlier_draws is not None:
             n_draws = max(count, self._global_batch * self.accumulate)
             # The highest repeat number of an epoch occurs in its last draws.

@@ -66,17 +66,14 @@ def check_image(source: ImageSource, name: str, reading: DecodeOptions = DEFAULT
 def decode_for_display(
     source: ImageSource, name: str, side: int, value_range: tuple[float, float] | None = None
 ) -> tuple[Image.Image, str, tuple[int, int]]:
-    """Decode an image for display, and return its original mode and size; see `decode_reduced`.
-
-    The values of an array are scaled by the range of each channel, since the value range of the set is unknown.
-    """
+    """Decode an image for display, and return its original mode and size; see `decode_reduced`."""
     array = array_shape(source, name)
     if array is None:
         return decode_reduced(source, name, side, value_range)
     values = channel_values(source, name, array.channels)
     with wrap_decoding_errors(name):
         ranges = None
-        if values.dtype.itemsize > 1:
+        if values.dtype.itemsize > 1:  # the range of each channel, since that of the set is unknown
             ranges = tuple(value_range_of(values[..., channel]) for channel in range(array.channels))
         image = image_from_values(values, DecodeOptions(side, None, array.channels, ranges))
         mode = f"{array.channels} channels, {values.dtype}" if array.channels > 1 else f"grey, {values.dtype}"

@@ -28,10 +28,9 @@ _ALPHA_CHANNELS = (2, 4)  # numbers of channels for which the last channel is th
 
 
 class MultichannelImage(Image.Image):
-    """An image of any number of channels, which Pillow treats as an RGB image of the first three channels.
+    """An image of any number of channels, each a grey image ("L"), which Pillow treats as RGB (the first three).
 
-    A single channel is shown as grey, and a missing third channel as black. `planes` has a grey image ("L") of one size
-    for each channel.
+    A single channel is shown as grey, and a missing third channel as black.
     """
 
     def __init__(self, planes: Sequence[Image.Image]) -> None:
@@ -155,10 +154,7 @@ def high_bit_values(image: Image.Image, keep_alpha: bool = False) -> NDArray[np.
 
 
 def to_8_bits(values: NDArray[np.generic], value_range: tuple[float, float] | None) -> Image.Image:
-    """Scale (H, W) or (H, W, 3) values to an 8-bit image; those outside of the range become 0 or 255.
-
-    `value_range` has the two values that become 0 and 255; None means 0 and 65,535.
-    """
+    """Scale (H, W) or (H, W, 3) values to an 8-bit image; None means a range of 0 to 65,535."""
     if values.dtype.kind not in "iuf" or values.ndim not in (2, 3):
         raise ValueError(
             f"the pixels have the type {values.dtype} and the shape {values.shape}, expected numbers with 2 or 3 axes"

@@ -50,8 +50,7 @@ class Finding:
 class CheckedSet:
     """N images, and the (N,) split of each: "train", "val", "test" or "unused".
 
-    `has_declared_splits` says whether the data set itself defines the splits; otherwise `origin` is a phrase on how
-    they were made, such as "not divided".
+    `origin` is a phrase on how splits that the data set does not declare were made, such as "not divided".
     """
 
     images: ImageSet

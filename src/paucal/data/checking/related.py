@@ -190,10 +190,7 @@ def suggest_groups(images: ImageSet) -> NameGroups | None:
 
 
 def _group_patterns(images: ImageSet) -> tuple[str, str]:
-    """Return the pattern of groups within folders, and the pattern of groups across folders.
-
-    Folders such as `train`, the names of shards, and the numbers that `paucal shard` adds do not count.
-    """
+    """Return the patterns of groups within folders, and across folders; splits and shards are no part of a name."""
     begin, ending, keys = "^", _ENDING_PATTERN, list(images.keys)
     if all(".tar/" in key for key in keys):
         begin, keys = r"\.tar/", [key.partition(".tar/")[2] for key in keys]

@@ -87,17 +87,14 @@ def list_entries(folder: Path) -> list[CacheEntry]:
 
 
 def evict_entries(folder: Path, max_bytes: int = MAX_BYTES, kept_pixels_path: Path | None = None) -> None:
-    """Remove old unfinished files, and the least recently used entries until all entries take up at most `max_bytes`.
-
-    A run that has opened an entry can still read it after the removal. On Windows, an open entry is not removed.
-    """
+    """Remove old unfinished files, and the least recently used entries until all take up at most `max_bytes`."""
     entries = list_entries(folder)
     total = sum(entry.n_bytes for entry in entries)
     for entry in entries:
         if total <= max_bytes:
             break
         if entry.pixels_path != kept_pixels_path:
-            remove_entry(entry)
+            remove_entry(entry)  # a run that has opened the entry can still read it
             total -= entry.n_bytes
     for file in folder.glob(f"*{UNFINISHED_SUFFIX}"):
         try:
@@ -136,12 +133,10 @@ def clear_downloaded_shards(folder: Path) -> int:
 
 
 def clear_stored_runs(folder: Path) -> int:
-    """Remove local copies of runs that are on object storage; return the number of freed bytes.
-
-    Copies of running runs, and copies with checkpoints that could not be uploaded, are kept.
-    """
+    """Remove local copies of runs that are on object storage; return the number of freed bytes."""
     total = folder_bytes(folder / STORED_RUNS)
     for run_cache in (folder / STORED_RUNS).glob("*"):
+        # Copies of running runs, and copies with checkpoints that could not be uploaded, are kept.
         if not (run_cache / "run" / "lock.json").exists() and not any(run_cache.glob("unsent*")):
             shutil.rmtree(run_cache, ignore_errors=True)
     return total - folder_bytes(folder / STORED_RUNS)

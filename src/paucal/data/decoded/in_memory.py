@@ -112,12 +112,9 @@ def estimate_decoded_bytes(images: ImageSet, sample: int = 64) -> float:
 
 
 def _allocate(size: int) -> Tensor | None:
-    """Allocate memory that loader workers can read; return None if that is impossible.
-
-    If there is not enough shared memory, private memory is allocated, which forked workers inherit.
-    """
+    """Allocate memory that loader workers can read, if possible."""
     # Writing to a full shared-memory file system kills the process, so the free space is checked. Containers often have
     # only 64 MB of shared memory. Half of the free space is left for the batches that workers send.
     if not _SHARED_MEMORY_FOLDER.is_dir() or 2 * size <= shutil.disk_usage(_SHARED_MEMORY_FOLDER).free:
         return torch.empty(size, dtype=torch.uint8).share_memory_()
-    return torch.empty(size, dtype=torch.uint8) if start_method() == "fork" else None
+    return torch.empty(size, dtype=torch.uint8) if start_method() == "fork" else None  # forked workers inherit memory

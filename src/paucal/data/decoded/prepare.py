@@ -197,13 +197,9 @@ def _read_encoded_image(store: EncodedStore, index: int) -> bytes | Path:
 def prepare_streamed_images(
     image_set: ImageSet, reading: DecodeOptions, on_bad: OnBad, progress: ReportProgress | None = None
 ) -> tuple[ImageSet, list[str]]:
-    """Return a streamed set whose images are converted as `reading` specifies, and verify some or all images.
-
-    If `on_bad` is "refuse", only a sample is verified, and an unreadable image found later ends the run. If `on_bad` is
-    "skip", every image is decoded once here, since all processes must leave out the same images.
-    """
+    """Return a streamed set converted as `reading` specifies; verify a sample, or all images if some may be skipped."""
     converted_set = replace(image_set, store=ConvertedStore(image_set.store, reading), decode_options=reading)
-    if on_bad == "skip":
+    if on_bad == "skip":  # all processes must leave out the same images
         return verify_images(converted_set, on_bad, progress)
     sampled = converted_set.sample(STREAM_SAMPLE)
     problems = process_images(len(sampled), lambda row: converted_set.store.check(int(sampled[row])), progress)

@@ -257,12 +257,10 @@ _OWN_READERS: dict[str, Callable[..., PortionImages]] = {
 
 
 def _open_hdf5(file: Path, name: str) -> Any:
-    """Open an HDF5 file and return its array ("data set") `name`, whose values must be in the same file.
-
-    HDF5 files can refer to values in other files, but an untrusted file must not cause other files to be read.
-    """
+    """Open an HDF5 file and return its array ("data set") `name`, whose values must be in the same file."""
     import h5py
 
+    # HDF5 files can refer to values in other files, but an untrusted file must not cause other files to be read.
     handle = h5py.File(file, "r")
     array = handle[name] if isinstance(handle.get(name, getlink=True), h5py.HardLink) else None
     if not isinstance(array, h5py.Dataset) or array.is_virtual or array.external:

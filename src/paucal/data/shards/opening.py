@@ -155,13 +155,10 @@ def _read_index_in_folder(folder: ShardFolder, single_shard: str | None, skip_da
 
 
 def _is_unchanged(folder: ShardFolder, index: ShardIndex, number: int) -> bool:
-    """Return whether the first and the last image of a local shard are where the index says.
-
-    The modification time is no evidence of a change, since a copied shard has a new modification time.
-    """
+    """Return whether the first and the last image of a local shard are where the index says."""
     if not isinstance(folder, LocalShardFolder):
         return True
-    rows = index.rows(number)
+    rows = index.rows(number)  # the modification time is no evidence of a change, since it is new for a copy
     with folder.fetch_shard(index.files[number]).open("rb") as file:
         for row in (0, -1) if len(rows.offsets) else ():
             file.seek(int(rows.offsets[row]) - HEADER_BYTES)

@@ -174,10 +174,7 @@ def concatenate_streams(streams: list["Stream | None"], counts: list[int]) -> "S
 
 
 class ShardPrefetcher:
-    """Downloads shards in background threads, in the order in which an epoch needs them.
-
-    `images` are the (n,) positions of the training images in the store, which the positions of a `StreamOrder` index.
-    """
+    """Downloads the shards of training images in background threads, in the order in which an epoch needs them."""
 
     def __init__(self, store: Store, images: NDArray[np.int64]) -> None:
         self._store, self._images = store, images

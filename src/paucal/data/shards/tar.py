@@ -157,11 +157,7 @@ def build_index(files: Sequence[Shard], contents: Sequence[TarContents], names: 
 
 
 def _number_labels(values: Sequence[str | None], names: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
-    """Return the class names and the (N,) labels.
-
-    Numeric labels are positions in `names`. If `names` is empty, the numbers themselves are the class names, in
-    ascending order.
-    """
+    """Return the class names, and the (N,) labels: positions in `names`, or else in the sorted numbers or names."""
     distinct = {value for value in values if value is not None}
     are_numbers = all(value.isdecimal() and len(value) < 10 for value in distinct)
     if names and are_numbers:

@@ -138,8 +138,7 @@ def read_members(
 ) -> Iterator[ShardMember]:
     """Yield the readable images at the positions `order` with their encoded bytes; images from arrays become PNG.
 
-    The error message for each unreadable image is added to `problems`, by position. `progress` is called with (images
-    done, total images); `n_done` images were done before this call.
+    The errors of other images are added to `problems`. `n_done` images were done before, for `progress` (done, total).
     """
     with ThreadPoolExecutor(min(_MAX_THREADS, count_usable_cores())) as pool:
         for first in range(0, len(order), _CHUNK_IMAGES):

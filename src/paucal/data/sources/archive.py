@@ -37,10 +37,9 @@ _ENCRYPTED_FLAG, _UTF8_FLAG = 1, 0x800  # bits of a zip entry's flags
 
 
 class _Entry(NamedTuple):
-    """A file in an archive, with its path and its uncompressed size in bytes.
+    """A file in an archive: path, byte position of the content (tar) or header (zip), and uncompressed size in bytes.
 
-    `offset` is the byte position of the content in a tar file, or of the entry's header in a zip file. `zip_name` is
-    the name by which `zipfile` finds the entry, perhaps with wrongly decoded letters; "" in a tar file.
+    `zip_name` is the name by which `zipfile` finds the entry, perhaps with wrongly decoded letters; "" in a tar file.
     """
 
     name: str
@@ -165,12 +164,9 @@ def _zip_entries(file: Path, links: list[str]) -> list[_Entry]:
 
 
 def _zip_name(entry: zipfile.ZipInfo) -> str:
-    """Return the path of an entry with forward slashes.
-
-    macOS writes paths in UTF-8 without setting the flag for UTF-8; `zipfile` then decodes them as code page 437.
-    """
+    """Return the path of an entry with forward slashes."""
     name = entry.filename
-    if not entry.flag_bits & _UTF8_FLAG:
+    if not entry.flag_bits & _UTF8_FLAG:  # macOS writes UTF-8 without the flag, and `zipfile` decodes code page 437
         with suppress(UnicodeError):
             name = name.encode("cp437").decode()
     return name.replace("\\", "/")
@@ -193,10 +189,7 @@ def _tar_entries(file: Path, links: list[str]) -> list[_Entry]:
 
 
 def tar_members(archive: tarfile.TarFile, file: Path | str) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of a tar file; raise a UserError, which names `file`, if there are too many.
-
-    Raises a ReadError if the file does not end with a block of zeros, which `tarfile` does not check.
-    """
+    """Yield the members of a tar file; raise a UserError, which names `file`, if there are too many."""
     for number, member in enumerate(archive, start=1):
         _refuse_too_many_entries(file, number)
         archive.members.clear()  # type: ignore[attr-defined]  # otherwise every header stays in memory
@@ -204,7 +197,7 @@ def tar_members(archive: tarfile.TarFile, file: Path | str) -> Iterator[tarfile.
     assert archive.fileobj is not None
     archive.fileobj.seek(archive.offset)
     if archive.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
-        raise tarfile.ReadError("the file is truncated or damaged")
+        raise tarfile.ReadError("the file is truncated or damaged")  # which `tarfile` does not check
 
 
 def require_safe_name(file: Path | str, name: str) -> str:

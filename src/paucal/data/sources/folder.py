@@ -31,8 +31,7 @@ _SYSTEM_FOLDERS = {
 class ImageContainer:
     """A folder of images, or an archive of such a folder, with the name and location of the image set.
 
-    `make_store` returns a store of the images with some keys. `list_subfolders` returns the names of the folders in a
-    folder, given its path from the root (or "").
+    `list_subfolders` returns the names of the folders in a folder, given its path from the root (or "").
     """
 
     name: str
@@ -250,13 +249,10 @@ def is_ignored(name: str) -> bool:
 
 
 def _note_on_other_files(counts: Counter[str]) -> list[str]:
-    """Return a list with a note on the files that are not images, given their counts by suffix; [] without such files.
-
-    The most frequent suffixes come first; equally frequent ones are sorted, since folders are searched in no fixed
-    order.
-    """
+    """Return a list with a note on the files that are not images, given their counts by suffix, or []."""
     if not counts:
         return []
+    # Equally frequent suffixes are sorted, since folders are searched in no fixed order.
     ranked = sorted(counts.items(), key=lambda item: (-item[1], not item[0], item[0]))
     shown_counts = [f"{count} {suffix or 'without a suffix'}" for suffix, count in ranked[:_MAX_SUFFIXES_SHOWN]]
     shown_counts += ["..."] if len(counts) > _MAX_SUFFIXES_SHOWN else []

@@ -26,8 +26,8 @@ _NUMPY_ITEM = re.compile(r"'([^']*)'|\"([^\"]*)\"|([^\s,'\"]+)")  # item of an a
 class Labels:
     """Labels of N images of K classes, in the form in which `ImageSet` stores labels, with notes for the user.
 
-    `class_numbers` are (N,) int64; -1 for unlabelled images, and for all images if there is a `multi_hot`: (N, K) int8
-    of 1, 0 and -1 (unknown) for a multi-label set, else None.
+    `class_numbers` are (N,), or -1 without a label; `multi_hot` is (N, K) of 1, 0 and -1 (unknown) for a multi-label
+    set.
     """
 
     classes: tuple[str, ...]

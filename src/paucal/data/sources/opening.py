@@ -295,11 +295,7 @@ def _suggest_subfolder(path: Path) -> str:
 
 
 def open_digits(labelled: bool = True) -> ImageSet:
-    """Return scikit-learn's digits: 1,797 images of 8 x 8 pixels, which need no download.
-
-    By default the images are trained at 16 pixels (with 8 pixels, a ViT would have too few tokens), without flipping
-    and for 16 epochs, so that a first run takes about a minute.
-    """
+    """Return scikit-learn's digits: 1,797 images of 8 x 8 pixels, which need no download."""
     from sklearn.datasets import load_digits  # imported here, since the import takes a second
 
     data: Any = load_digits()
@@ -312,5 +308,6 @@ def open_digits(labelled: bool = True) -> ImageSet:
         labels=data.target.astype(np.int64) if labelled else np.full(len(pixels), -1, dtype=np.int64),
         declared_splits=[""] * len(pixels),
         store=ArrayStore(pixels),
+        # With 8 pixels, a ViT would have too few tokens. A first run of 16 epochs takes about a minute.
         hints=Hints(flip=False, image_size=16, epochs=16),
     )

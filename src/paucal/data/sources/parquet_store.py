@@ -114,8 +114,7 @@ def row_group_sizes(file: pq.ParquetFile) -> list[int]:
 class RowStore(EncodedStore):
     """Encoded images in the rows of Parquet or Arrow files; a process that unpickles the store opens the files again.
 
-    The image column has bytes or a struct with a field `bytes`. `rows` are the (N, 2) numbers of each image's file, and
-    of its row in this file.
+    `rows` are the (N, 2) numbers of each image's file, and of its row in this file.
     """
 
     def __init__(

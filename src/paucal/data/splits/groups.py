@@ -146,10 +146,9 @@ def _choose_groups(
     counts: Mapping[int, NDArray[np.int64]],
     order: list[int],
 ) -> list[int]:
-    """Choose groups, in the given order, whose images per class add up to about `target_counts`.
+    """Choose groups, in the given order, whose (K,) images per class add up to about `target_counts`.
 
-    If no group brings the sum closer to `target_counts`, the smallest group that can move is returned. A group can move
-    if every class keeps a training image. All counts are (K,) images per class; `counts` has the counts of each group.
+    If none brings the sum closer, return the smallest group that can move, so that every class keeps a training image.
     """
     moved_groups, reached_counts = [], np.zeros(len(target_counts))
     for group in order:

@@ -139,12 +139,10 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def _read_in_order(path: Path, image_set: ImageSet) -> Split | None:
-    """Return the split if the rows of the file are in the order of the set; None if an image or class differs.
-
-    Only splits and groups are kept in memory, since the rows of a million images as text would take up a gigabyte.
-    """
+    """Return the split if the rows of the file are in the order of the set; None if an image or class differs."""
     if not is_regular(path) or path.stat().st_size > MAX_BYTES:
         return None
+    # Only splits and groups are kept in memory, since the rows of a million images as text would take up a gigabyte.
     names, codes = [*image_set.classes, ""], np.zeros(len(image_set), dtype=np.uint8)
     groups, group_numbers = np.zeros(len(image_set), dtype=np.int64), dict[str, int]()
     try:

@@ -229,10 +229,7 @@ class Mixing:
         check_probability("switch_prob", self.switch_prob)
 
     def mix(self, batch: Batch, num_classes: int) -> Batch:
-        """With probability `prob`, mix the images and convert the labels to (B, K) class weights that sum to 1.
-
-        Random numbers are drawn from torch's CPU generator, which needs no synchronisation with the device.
-        """
+        """With probability `prob`, mix the images and convert the labels to (B, K) class weights that sum to 1."""
         if self.prob == 0 or self.mixup == self.cutmix == 0 or len(batch) < 2:
             return batch
         if len(batch.views) != 1 or batch.labels is None or batch.label_maps is not None:
@@ -240,6 +237,7 @@ class Mixing:
                 f"mixing needs one view, with labels and without label maps; got {len(batch.views)} views, "
                 f"labels: {batch.labels is not None}, label maps: {batch.label_maps is not None}"
             )
+        # Random numbers are drawn from torch's CPU generator, which needs no synchronisation with the device.
         if torch.rand(()).item() >= self.prob:
             return batch
         use_cutmix = self.mixup == 0 or (self.cutmix > 0 and torch.rand(()).item() < self.switch_prob)

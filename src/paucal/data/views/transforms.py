@@ -158,8 +158,7 @@ class TrainTransform:
 class EvalTransform:
     """Evaluation transform: resize to `size / crop_ratio`, centre crop and normalisation, as in timm and torchvision.
 
-    The resize keeps the aspect ratio; the resized image covers (height, width) / crop_ratio, of which `crop_ratio` is
-    at most 1. `resize` gives an image the aspect ratio of the view, as the first step; see `match_aspect_ratio`.
+    `resize` gives an image the aspect ratio of the view first; see `match_aspect_ratio`. The later resize keeps it.
     """
 
     def __init__(
@@ -247,10 +246,7 @@ def cover_size(image: Image.Image, size: Size) -> Size:
 
 
 def crop_geometry(box: tuple[float, float, float, float], source: tuple[int, int]) -> Tensor:
-    """Return the (2, 3) affine map from a view to the image that it was cropped from; the box may exceed the image.
-
-    `box` is (left, top, right, bottom) in pixels, and `source` the (width, height) of the image.
-    """
+    """Return the (2, 3) map from a cropped (left, top, right, bottom) to its image; the box may exceed the image."""
     left, top, right, bottom = box
     width, height = source
     x_row = [(right - left) / width, 0.0, (left + right) / width - 1]
