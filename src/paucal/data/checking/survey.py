@@ -10,7 +10,7 @@ from paucal.data.channels.decoding import decode_for_display
 from paucal.data.channels.pixels import RGB
 from paucal.data.checking.image_hashes import compute_hash, reduce_to_grey
 from paucal.data.decode import UnreadableImage
-from paucal.data.decoded.stored_digests import source_digest
+from paucal.data.decoded.on_disk import source_digest
 from paucal.data.images import ImageSet
 from paucal.data.stores import DecodedCopies, EncodedStore, Store, locate, locate_original
 from paucal.data.unreadable import ReportProgress, process_images

@@ -28,8 +28,16 @@ from paucal.data.decoded.cache_folder import (
     usable_disk_bytes,
 )
 from paucal.data.decoded.in_memory import cache_images, estimate_decoded_bytes
-from paucal.data.decoded.on_disk import CacheFullError, EntryWriter, MappedEntry, MappedStore, open_entry, read_table
-from paucal.data.decoded.stored_digests import StoredDigests, source_digest
+from paucal.data.decoded.on_disk import (
+    CacheFullError,
+    EntryWriter,
+    MappedEntry,
+    MappedStore,
+    StoredDigests,
+    open_entry,
+    read_table,
+    source_digest,
+)
 from paucal.data.images import ImageSet
 from paucal.data.stores import ConvertedStore, EncodedStore, locate
 from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, process_images, verify_images

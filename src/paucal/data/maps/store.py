@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.decoded.cache_folder import usable_cache_folder
-from paucal.data.decoded.stored_digests import DIGEST_BYTES, StoredDigests
+from paucal.data.decoded.on_disk import DIGEST_BYTES, StoredDigests
 from paucal.data.images import ImageSet, full_size_image
 from paucal.data.stores import EncodedStore, FileStamp, locate_original
 from paucal.data.unreadable import ReportProgress
