@@ -43,9 +43,8 @@ class ViewDataset(Dataset[Sample]):
     """Dataset that returns the augmented views and targets of one image for a `SampleKey`.
 
     Randomness is seeded from (seed, epoch, index, repeat), so neither the number of workers nor other samples change a
-    sample. `views` are (transform, count) pairs. `with_geometry` adds the geometry of each view
-    (`types.Batch.geometry`). `label_maps` returns the dense targets of an image by name, given the position of the
-    image in the set.
+    sample. `views` are (transform, count) pairs; the transforms return the geometry (`types.Batch.geometry`).
+    `label_maps` returns the dense targets of an image by name, given the position of the image in the set.
     """
 
     def __init__(

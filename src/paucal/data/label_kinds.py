@@ -33,9 +33,8 @@ MAX_FOLDERS_SHOWN, MAX_CLASSES_SHOWN = 5, 3  # largest numbers of folders and cl
 class LabelKind:
     """A kind of labels, which the paucal command `verb` learns; `noun` is its name in the plural.
 
-    `expected_files` describes what the command reads. `describe` describes the labels of this kind in a folder, an
-    archive or a file, or returns "". `advice` says, for each other command, what to do if the data has only labels for
-    it.
+    `expected_files` describes what the command reads. `describe` describes the labels of this kind at a path, or
+    returns "". `advice` says, for each other command, what to do if the data has only labels for that command.
     """
 
     verb: str

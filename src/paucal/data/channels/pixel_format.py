@@ -117,12 +117,12 @@ def measure_value_ranges(reading: DecodeOptions, images: ImageSet) -> tuple[Deco
     if not sampled:
         return reading, []
     if reading.channels == RGB:
-        values, notes = remove_nodata_values(sampled, _OUTSIDE_FRACTION)
+        values, notes = remove_nodata_values(sampled)
         return replace(reading, value_range=value_range_of(values, _OUTSIDE_FRACTION) if len(values) else None), notes
     ranges, notes = [], []
     for channel in range(reading.channels):
         channel_values = [replace(image, values=image.values[:, channel]) for image in sampled]
-        values, channel_notes = remove_nodata_values(channel_values, _OUTSIDE_FRACTION)
+        values, channel_notes = remove_nodata_values(channel_values)
         ranges.append(value_range_of(values, _OUTSIDE_FRACTION))
         notes += [f"channel {channel + 1}: {note}" for note in channel_notes]
     return replace(reading, channel_ranges=tuple(ranges)), notes
@@ -161,14 +161,12 @@ def read_nodata_value(source: ImageSource) -> float | None:
         return None
 
 
-def remove_nodata_values(
-    sampled: Sequence[SampledValues], outside_fraction: float
-) -> tuple[NDArray[np.float64], list[str]]:
+def remove_nodata_values(sampled: Sequence[SampledValues]) -> tuple[NDArray[np.float64], list[str]]:
     """Return the sampled values of all images except values that mean "no data", and notes on the excluded values.
 
     NaN, infinite values, absolute values of 1e30 or more, and the no-data values that files declare are left out. A
     common no-data number such as -9999 is left out if it is the lowest or the highest value, has a frequency of at
-    least `outside_fraction`, and is farther from the other values than the width of their range.
+    least 0.0001, and is farther from the other values than the width of their range.
     """
     values = np.concatenate([image.values for image in sampled])
     image_nodata = [np.nan if image.nodata_value is None else image.nodata_value for image in sampled]
@@ -183,7 +181,7 @@ def remove_nodata_values(
         is_valid &= ~is_huge
         limit = f"±{_MIN_NO_DATA_MAGNITUDE:g}"
         notes.append(f"{_format_fraction(is_huge)} of the values are beyond {limit}, and are treated as no data")
-    for number in _find_far_extremes(values[is_valid], outside_fraction):
+    for number in _find_far_extremes(values[is_valid]):
         message = f"{number:g} ({_format_fraction(values == number)} of the values) lies far from all other values"
         if re.fullmatch(_NO_DATA_PATTERN, f"{number:.1f}"):
             is_valid &= values != number
@@ -200,16 +198,16 @@ def _format_fraction(mask: NDArray[np.bool_]) -> str:
     return percent(float(mask.mean()), ".3g")
 
 
-def _find_far_extremes(values: NDArray[np.float64], outside_fraction: float) -> list[float]:
+def _find_far_extremes(values: NDArray[np.float64]) -> list[float]:
     """Return the lowest and the highest value, each only if the value is frequent and far from all other values."""
     if not len(values):
         return []
     far_values = []
     for extreme, sign in ((float(values.min()), 1), (float(values.max()), -1)):
         other_values = values[values != extreme]
-        if not len(other_values) or 1 - len(other_values) / len(values) < max(outside_fraction, 2 / len(values)):
+        if not len(other_values) or 1 - len(other_values) / len(values) < max(_OUTSIDE_FRACTION, 2 / len(values)):
             continue
-        low, high = np.quantile(other_values, (outside_fraction, 1 - outside_fraction))
+        low, high = np.quantile(other_values, (_OUTSIDE_FRACTION, 1 - _OUTSIDE_FRACTION))
         gap = math.fabs((low if sign > 0 else high) - extreme)
         if high > low and gap > high - low:
             far_values.append(extreme)

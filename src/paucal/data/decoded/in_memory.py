@@ -66,9 +66,8 @@ def cache_images(
 ) -> tuple[ImageSet, list[str]]:
     """Decode every image once to verify it, and keep all decoded images in memory if they fit.
 
-    The size of the decoded images is estimated from the headers of a sample. If they take up more than `max_bytes`
-    (None allows a quarter of the free memory, at most 4 GiB), the returned set reads and decodes the original images.
-    The other arguments and the result are those of `verify_images`.
+    The size is estimated from the headers of a sample. If it exceeds `max_bytes` (None allows a quarter of the free
+    memory, at most 4 GiB), the returned set decodes the original images. See `verify_images` for the rest.
     """
     if max_bytes is None:
         max_bytes = min(MAX_BYTES, int(_MAX_MEMORY_FRACTION * read_available_memory()))

@@ -45,10 +45,9 @@ def make_entry_table(count: int, channels: int = RGB) -> NDArray[np.void]:
 class MappedEntry:
     """A memory-mapped cache entry. A process that unpickles the entry maps the file again.
 
-    `path` is the file with the (H, W, C) uint8 pixels of one image after the other, followed by the `mark`: random
-    bytes that are also in the table, to show that the two belong together. Another process may replace the table or the
-    file at any time, with the same images in a different order. A different mark raises a ValueError, a missing file an
-    OSError.
+    The file has the (H, W, C) uint8 pixels of one image after the other, then the `mark`: random bytes that are also in
+    the table, to show that the two belong together. Another process may replace the table or the file at any time, with
+    the same images in a different order. A ValueError says that the marks differ.
     """
 
     def __init__(self, path: Path, table: NDArray[np.void], mark: bytes) -> None:

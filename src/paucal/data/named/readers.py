@@ -103,9 +103,8 @@ def read_webvision(
     """Read the images in a list file of WebVision 1.0, in the folder `info` of the data set.
 
     A line has the path of an image and a class number from 0 to 999, which may be missing unless `labelled`. The class
-    names are the WordNet ids in `info/synsets.txt`, or the class numbers if there is no such file. The portion is empty
-    if `folder`, with the images, does not exist. Paths are relative to `folder` if `paths_in_folder`, as for validation
-    images, else to `root`.
+    names are the WordNet ids in `info/synsets.txt`, if it exists. Without the `folder` of the images, the portion is
+    empty. Paths are relative to `folder` if `paths_in_folder`, as for validation images, else to `root`.
     """
     classes = _read_classes(root / "info" / SYNSETS_NAME)
     rows: dict[tuple[str, int], None] = {}

@@ -51,8 +51,7 @@ def send_hedged(work: Callable[[int], T], hedge_delay_seconds: float, discard: C
     """Return the result of a request; after `hedge_delay_seconds`, send it again and return the first response.
 
     `work` is called with 0 for the first request and 1 for the second. A response is passed to `discard` if it comes
-    second, or if this function was interrupted. The error is raised if the first request failed before the second was
-    sent, or if both failed.
+    second, or if this function was interrupted. The error is raised if all requests that were sent failed.
     """
     responses: list[Future[T]] = []
 

@@ -224,10 +224,9 @@ def _refuse_outside(row: ListedImage, rows: Sequence[ListedImage]) -> NoReturn:
 class FileFinder:
     """Finds files in a folder by relative paths, which may have been written on another operating system.
 
-    The search stops at the first of these steps that finds a file: the file with exactly the name in the path; files
-    whose names differ from the path only in case, in Unicode form or in bytes that are not UTF-8; images whose names
-    differ only in the suffix; all steps again, without the prefix that Label Studio adds to the names of uploaded
-    files.
+    The search stops at the first of these steps that finds a file: the exact name; names that differ from the path only
+    in case, in Unicode form or in bytes that are not UTF-8; images whose names differ only in the suffix; all steps
+    again, without the prefix that Label Studio adds to the names of uploaded files.
     """
 
     def __init__(self, root: Path) -> None:

@@ -77,10 +77,10 @@ def _is_in_ignored(path: Path) -> bool:
 def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> ImageSet:
     """Open Parquet or Arrow files as one set.
 
-    The split (train, val or test) of a file's images is in the name of the file (`train-00000-of-00002.parquet`), or
-    else of its folder (`train/0000.parquet`). A single file has no split. Rows without a label (null or -1, as in test
-    data whose labels are not published) are left out of a labelled set, with a note. If rows have lists of labels, the
-    set is multi-label.
+    The split of a file's images is in the name of the file (`train-00000-of-00002.parquet`), or else of its folder
+    (`train/0000.parquet`). A single file has no split. Rows without a label (null or -1, as in test data whose labels
+    are not published) are left out of a labelled set, with a note. If rows have lists of labels, the set is
+    multi-label.
     """
     folder = LocalShardFolder(root)
     shards = [shard_from_file(require_regular(file), file.relative_to(root).as_posix()) for file in files]
@@ -272,11 +272,6 @@ def _select_files_of_parts(files: list[RowFile]) -> tuple[list[RowFile], list[st
         return files, []
     left_out = [file.shard.name.rpartition("/")[2] for file in files if not _part_of_file(file.shard.name)]
     return files_with_part, [f"files that are neither train, validation nor test were left out ({', '.join(left_out)})"]
-
-
-def is_on_hub(location: str | Path) -> bool:
-    """Return whether a location is a data set on the Hugging Face hub, such as "hf:uoft-cs/cifar100"."""
-    return str(location).startswith(HUB_PREFIX)
 
 
 def open_hub(location: str, _: Any, options: SourceOptions) -> ImageSet:

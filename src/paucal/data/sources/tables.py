@@ -199,11 +199,10 @@ def _split_label_cells(
 def open_list(file: Path, options: SourceOptions) -> ImageSet:
     """Open a list file, such as DomainNet's `real_train.txt`, with the lists of the other splits in the same folder.
 
-    Each line has a path, which may contain spaces, and a class number. A train list (`real_train.txt`, `train.txt`) is
-    opened with the val and test lists of the same name, and each list is a split. Any other list is opened alone, and
-    defines no split. Labels are numbered over all lists, in the order of the class numbers, so they do not depend on
-    classes that are missing in a split. If each class has its own folder of images, classes are named after the
-    folders; otherwise the class numbers are the names.
+    Each line has a path, which may contain spaces, and a class number. A train list is opened with the val and test
+    lists of the same name, and each list is a split. Any other list is opened alone, and defines no split. Labels are
+    numbered over all lists, so they do not depend on classes that are missing in a split. If each class has its own
+    folder of images, classes are named after the folders; otherwise the class numbers are the names.
     """
     lists = files_of_set(file, lambda other: True, "lists")
     rows: list[ListedImage] = []

@@ -95,8 +95,7 @@ def move_groups(
     """Move whole groups of training images to other splits; each split gets about its fraction of every class.
 
     Groups are visited from the largest to the smallest, and groups of equal size in a random order. A group moves to a
-    split if this brings the number of images per class in the split closer to the intended fraction. `parts` and
-    `groups` are the (N,) splits before the move, and group numbers; `fractions` has the splits to which images move.
+    split if this brings the number of images per class in the split closer to the intended fraction.
     """
     parts, n_classes = parts.copy(), max(1, len(images.classes))
     pool = np.flatnonzero(parts == "train")
@@ -190,9 +189,8 @@ def splits_of_fold(
 ) -> NDArray[np.str_]:
     """Return the (N,) splits of a cross-validation run: "test" for the images of a fold, "train" for all other images.
 
-    Every image is in exactly one fold (from 1 to `folds`); splits that the data declares are ignored. Folds have about
-    the same fraction of every class, and do not divide the (N,) `groups`, if any. Unlabelled images are divided as one
-    class.
+    Every image is in exactly one fold, from 1 to `folds`. Folds have about the same fraction of every class (unlabelled
+    images are one class), and do not divide the (N,) `groups`, if any. Splits that the data declares are ignored.
     """
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold  # slow to import, and rarely needed
 

@@ -35,8 +35,7 @@ def match_aspect_ratio(
     """Give an image the aspect ratio of a view of `size`, unless a later crop does so (`resize` is "crop").
 
     "letterbox" adds bars of the mean colour of `normalisation`, which is 0 after normalisation; "squash" stretches the
-    image. Also return the (2, 1) factors from coordinates (x, y) in the new image to those in the original image, both
-    from -1 to 1.
+    image. Also return the (2, 1) factors from coordinates (x, y) in the new image to those in the image, from -1 to 1.
     """
     height, width = size
     if resize == "crop" or image.width * height == image.height * width:
