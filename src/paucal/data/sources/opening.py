@@ -246,7 +246,7 @@ SOURCES = (
     Source("the built-in digits", "name", lambda name, options: name == BUILT_IN,
            lambda name, recognised, options: open_digits(options.labelled)),
     Source("a published set", "name", lambda name, options: is_published_set(name, options.root), _open_named),
-    Source("a set of the Hugging Face hub", "address", lambda name, options: str(name).startswith(HUB_PREFIX), open_hub),
+    Source("a set of the Hugging Face hub", "address", lambda url, options: str(url).startswith(HUB_PREFIX), open_hub),
     Source("Parquet files or shards at a URL", "address", lambda url, options: is_remote(url), _open_remote),
     Source("a Parquet or Arrow file (.parquet, .arrow)", "file", _has_suffix(*PARQUET_SUFFIXES),
            lambda path, recognised, options: open_parquet(path.parent, [path], options)),
