@@ -19,7 +19,7 @@ from cli.calls import call, failure, make_photos, table
 from paucal.runner.elsewhere import packages
 from paucal.runs.weights import read_weights
 from paucal.types import UserError
-from paucal.verbs.compare import preparation, running
+from paucal.verbs.compare import preparation
 from paucal.verbs.compare._work import work
 from paucal.verbs.compare.findings import read_grid_results
 from paucal.verbs.compare.grid import cells_of, read_grid, state_of
@@ -178,7 +178,7 @@ def test_workers__without_slurm_or_ray_are_refused_with_advice(tmp_path, monkeyp
     with pytest.raises(UserError, match=r'pip install "paucal\[slurm\]"'):
         SlurmWorkers(tmp_path, 1)
     with pytest.raises(UserError, match="NAME=VALUE"):
-        running.slurm_options(["gpus"])
+        packages.slurm_options(["gpus"])
 
 
 @pytest.mark.parametrize("words", [["compare", "photos"], ["study", "drloc-table-9"]])

@@ -185,24 +185,18 @@ def with_starts(call: Call) -> Call:
         if name in init_of_start:
             raise UserError(f"--init: {name!r} is given twice: give it once.")
         init_of_start[name] = init
-    _require_starts(study, runs, init_of_start)
+    incomplete = [run for run in runs if run.row.start not in init_of_start and not study.starts[run.row.start].init]
+    if missing := list(dict.fromkeys(run.row.start for run in incomplete)):
+        rows = list(dict.fromkeys(run.row.name for run in incomplete))
+        needed_starts = " and ".join(f"{name} ({study.starts[name].words})" for name in missing)
+        flags = " ".join(f"{name}=RUN_OR_FILE" for name in missing)
+        verb_text, pronoun = "needs" if len(rows) == 1 else "need", "it" if len(missing) == 1 else "them"
+        has_others = any(run.row.name not in rows for run in runs)
+        leave_text = f", or exclude the rows that need {pronoun} with --rows" if has_others else ""
+        raise UserError(
+            f"{', '.join(rows)} of {study.name} {verb_text} the initial weights {needed_starts}: give --init {flags}"
+            f"{leave_text}."
+        )
     inits = [init_of_start.get(run.row.start) for run in runs]
     started = [with_given_start(study, run, init) if init else run for run, init in zip(runs, inits, strict=True)]
     return replace(call, runs=started)
-
-
-def _require_starts(study: Study, runs: Sequence[PlannedRun], init_of_start: Mapping[str, str]) -> None:
-    incomplete = [run for run in runs if run.row.start not in init_of_start and not study.starts[run.row.start].init]
-    missing = list(dict.fromkeys(run.row.start for run in incomplete))
-    if not missing:
-        return
-    rows = list(dict.fromkeys(run.row.name for run in incomplete))
-    needed_starts = " and ".join(f"{name} ({study.starts[name].words})" for name in missing)
-    flags = " ".join(f"{name}=RUN_OR_FILE" for name in missing)
-    verb_text, pronoun = "needs" if len(rows) == 1 else "need", "it" if len(missing) == 1 else "them"
-    has_others = any(run.row.name not in rows for run in runs)
-    leave_text = f", or exclude the rows that need {pronoun} with --rows" if has_others else ""
-    raise UserError(
-        f"{', '.join(rows)} of {study.name} {verb_text} the initial weights {needed_starts}: give --init {flags}"
-        f"{leave_text}."
-    )

@@ -157,19 +157,13 @@ def _start_setting(call: Call, run: PlannedRun) -> dict[str, list[str]]:
 
 
 def _limit_epochs(run: PlannedRun, small: Scale, images: int) -> dict[str, Any]:
-    """Return a run's settings, with fewer epochs if there are more images than `small.images`.
-
-    The number of images times the number of epochs is then the same as with `small.images` images.
-    """
+    """Return a run's settings, with fewer epochs if there are more than `small.images` images, in proportion."""
     epochs = max(1, round(run.epochs * min(1.0, small.images / images)))
     return {**run.settings, "batch_size": min(run.settings["batch_size"], images), "epochs": epochs}
 
 
 def _make_feature_timer(call: Call, runs: Sequence[PlannedRun], images: int) -> Callable[[Mapping[str, Any]], float]:
-    """Return a function from the settings of a row to the expected seconds of its evaluation.
-
-    The function times a forward pass of a few images. `images` is the number of images whose features are computed.
-    """
+    """Return a function that times a forward pass to estimate the seconds of an evaluation on a number of images."""
     models, small = dict[str, tuple[Architecture, int]](), call.small
     for model in (call.study.models[run.row.model] for run in runs):
         architecture, side = model.full, model.side
@@ -324,10 +318,7 @@ def prepare_starts(call: Call, rows: Grid) -> None:
 
 
 def _fraction_setting(shared: Mapping[str, Any], classes: str | None, count: int, console: Console) -> dict[str, float]:
-    """Return the setting `fraction` that limits training to `count` labelled images; {} if all images are used.
-
-    `classes` is the setting of `paucal train`.
-    """
+    """Return the setting `fraction` that limits training to `count` labelled images; {} if all images are used."""
     location = {name: shared[name] for name in ("data", "data_root", "download") if name in shared}
     n_images = open_images("train", {**location, "classes": classes}, console).n_training_images
     return {} if n_images <= MAX_SIZE_RATIO * count else {"fraction": round(count / n_images, 6)}

@@ -15,36 +15,15 @@ from paucal.runner.run_time import end_time_text
 from paucal.runs.folder import is_grid_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
-from paucal.studies.call import (
-    PAGE_FILE,
-    Call,
-    find_locations,
-    require_runnable,
-    study_folder,
-    with_given_images,
-)
+from paucal.studies import tables
+from paucal.studies.call import PAGE_FILE, Call, find_locations, require_runnable, study_folder, with_given_images
 from paucal.studies.descriptions import caveats, describe_scale, format_hours, gpu_hours, without_jobs_0
 from paucal.studies.grids import prepare_grids, read_starts, shown_settings, with_start_images
-from paucal.studies.numbers import (
-    RESULTS_FILE,
-    TableNumber,
-    collect_numbers,
-    full_folder,
-    measured_in_other_studies,
-)
+from paucal.studies.numbers import RESULTS_FILE, TableNumber, collect_numbers, full_folder, measured_in_other_studies
 from paucal.studies.plan import find_scale, plan_all_runs, plan_runs
 from paucal.studies.reading import find_study
 from paucal.studies.settings import StudySettings
 from paucal.studies.study import TIMED_METRICS, Study
-from paucal.studies.tables import (
-    FIGURE_FILE,
-    describe_sources,
-    efficiency_figure,
-    points_of,
-    shown_rows,
-    terminal_table,
-    write_results,
-)
 from paucal.studies.timing import time_models
 from paucal.types import UserError
 from paucal.verbs.compare.findings import read_grid_results
@@ -177,7 +156,7 @@ def _write_results(call: Call, starts: Sequence[Grid], grids: Sequence[Grid], al
     content = {
         "scale": describe_scale(study, small, runs, seeds),
         "warnings": warnings,
-        "rows": shown_rows(lines, heading),
+        "rows": tables.shown_rows(lines, heading),
         "caveats": caveats(study, small, seeds),
         "settings": shown_settings(runs, starts, grids),
         "comparisons": [(words, os.path.relpath(path, folder)) for words, path in pages],
@@ -203,14 +182,14 @@ def _count_or_time(study: Study, settings: StudySettings, command: str, console:
     lines, _ = collect_numbers(study, (), (), timed=timed, other_studies=measured_in_other_studies(study, folder))
     pictures: list[tuple[str, str]] = []
     if study.draws:
-        points = points_of(study, lines)
+        points = tables.points_of(study, lines)
         folders = {column.study: str(full_folder(column.study, folder)) for column in study.columns if column.study}
-        save_figure(folder / FIGURE_FILE, efficiency_figure(points))
-        uri = data_uri((folder / FIGURE_FILE).read_bytes())
-        pictures = [(" ".join(describe_sources(study, points, folders)), uri)]
+        save_figure(folder / tables.FIGURE_FILE, tables.efficiency_figure(points))
+        uri = data_uri((folder / tables.FIGURE_FILE).read_bytes())
+        pictures = [(" ".join(tables.describe_sources(study, points, folders)), uri)]
     content = {
         "scale": "Counted, not trained." if timed is None else timed.words,
-        "rows": shown_rows(lines),
+        "rows": tables.shown_rows(lines),
         "caveats": [*(caption for caption, _ in pictures), *caveats(study, None)],
         "command": command,
         "pictures": pictures,
@@ -223,10 +202,10 @@ def _count_or_time(study: Study, settings: StudySettings, command: str, console:
 def _write_and_print(
     study: Study, content: Mapping[str, Any], lines: Sequence[TableNumber], folder: Path, console: Console
 ) -> None:
-    write_results(folder, lines)
+    tables.write_results(folder, lines)
     title, source = f"{study.paper}: {study.title}", f"{study.source}, {study.where}"
     write_page(folder / PAGE_FILE, "studying.html", title=title, source=source, **content)
-    console.show(terminal_table(study, content["rows"]))
+    console.show(tables.terminal_table(study, content["rows"]))
     for line in (*content["warnings"], *content["caveats"]):
         console.say(line)
     console.say(f"results are in {folder}: {PAGE_FILE} (open it in a browser), {RESULTS_FILE}, and the runs")

@@ -35,10 +35,7 @@ class PlannedRun:
 def plan_runs(
     study: Study, scale: str, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None
 ) -> list[PlannedRun]:
-    """Return the runs for the named rows and columns of a study, by default for all.
-
-    The name and the baseline of a run do not depend on which other runs are requested.
-    """
+    """Return the runs for the named rows and columns of a study, named as if all runs were requested."""
     wanted_rows = _select_named(study.rows_at(find_scale(study, scale)), study.rows, rows, "--rows", study)
     wanted_columns = _select_named(study.trained_columns, study.columns, columns, "--columns", study)
     runs = [

@@ -168,10 +168,7 @@ def _make_study(name: str, entry: Mapping[str, Any], models: Mapping[str, Model]
 
 
 def _make_scales(shared: Mapping[str, Any], entry: Mapping[str, Any], location: str) -> dict[str, Scale]:
-    """Return the smaller scales of a study: the shared scales, updated with the study's own entries.
-
-    If the study's own entry for a scale is null, the study does not get this scale.
-    """
+    """Return the smaller scales: the shared ones, updated with the study's own entries; a null entry removes one."""
     if entry.get("kind") not in RUN_METRICS:
         return {}
     own_scales = entry.get("scales", {})

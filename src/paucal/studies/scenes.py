@@ -99,10 +99,7 @@ def split_digits(count: int, rng: np.random.Generator) -> tuple[NDArray[np.int64
 
 
 def draw_scene(pool: Sequence[tuple[NDArray[np.uint8], int]], side: int, rng: np.random.Generator) -> Scene:
-    """Return a square scene with a side of `side` pixels: digits of different sizes, without overlap, on noise.
-
-    `pool` contains the (8, 8) grey levels and the label of each available digit.
-    """
+    """Return a square scene of digits of different sizes on noise; `pool` has (8, 8) grey levels with their labels."""
     pixels = rng.normal(BACKGROUND_MEAN, BACKGROUND_STD, (side, side))
     is_taken = np.zeros((side, side), bool)
     labels, masks = [], []

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,11 +24,7 @@ COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:
 
 
 def shown_rows(lines: Sequence[TableNumber], heading: str = "measured") -> list[dict[str, str]]:
-    """Return the rows of the table on the page, one for each number; each row maps column headings to texts.
-
-    `heading` is the heading of the measured numbers. Rows without a published number are omitted if they are not run at
-    the scale.
-    """
+    """Return a row for each number of the page, by column heading; `heading` is that of the measured numbers."""
     rows = []
     for line in lines:
         if line.published is None and line.why == NOT_RUN:
@@ -79,28 +74,19 @@ def terminal_table(study: Study, rows: Sequence[Mapping[str, str]]) -> Table:
 
 def write_results(folder: Path, lines: Sequence[TableNumber]) -> None:
     """Write `results.csv`, with one row for each number."""
-    rows = [_line_numbers(line) for line in lines]
-    write_text(folder / RESULTS_FILE, csv_text(rows[0], *(row.values() for row in rows)))
-
-
-def _line_numbers(line: TableNumber) -> dict[str, Any]:
-    measured = line.measured
-    interval = None if measured is None or measured.difference is None else measured.difference.both
     names = {"measured": "value", "measured_sd": "deviation", "measured_low": "low", "measured_high": "high"}
     names |= {"seeds": "seeds", "measured_gain": "gain"}
-    return {
-        "row": line.row.name,
-        "column": line.column.name,
-        "metric": line.column.metric,
-        "published": line.published,
-        "published_sd": line.deviation,
-        "published_gain": line.gain,
-        **{column: getattr(measured, name, None) for column, name in names.items()},
-        "gain_low": None if interval is None or interval.low is None else 100 * interval.low,
-        "gain_high": None if interval is None or interval.high is None else 100 * interval.high,
-        "random": getattr(measured, "random", None),
-        "why": line.why,
-    }
+    rows = []
+    for line in lines:
+        measured = line.measured
+        interval = None if measured is None or measured.difference is None else measured.difference.both
+        row = {"row": line.row.name, "column": line.column.name, "metric": line.column.metric}
+        row |= {"published": line.published, "published_sd": line.deviation, "published_gain": line.gain}
+        row |= {column: getattr(measured, name, None) for column, name in names.items()}
+        row["gain_low"] = None if interval is None or interval.low is None else 100 * interval.low
+        row["gain_high"] = None if interval is None or interval.high is None else 100 * interval.high
+        rows.append({**row, "random": getattr(measured, "random", None), "why": line.why})
+    write_text(folder / RESULTS_FILE, csv_text(rows[0], *(row.values() for row in rows)))
 
 
 @dataclass(frozen=True)

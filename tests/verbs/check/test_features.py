@@ -9,7 +9,6 @@ from torch.nn import functional
 from paucal.data.sources.folder import open_folder
 from paucal.models.preprocessing import Preprocessing
 from paucal.verbs.check.labels import DownscalingTransform, FeatureReader
-from paucal.verbs.check.settings import CheckSettings
 
 
 @pytest.mark.parametrize(("side", "size"), [(None, (40, 30)), (50, (40, 30)), (15, (20, 15)), (1, (1, 1))])
@@ -32,7 +31,7 @@ def test_read__of_less_detail_knows_a_copy_that_was_saved_smaller(tmp_path):
     reader = FeatureReader("pixels", nn.Flatten(), prepared)
     cosines = []
     for detail in (None, 24):
-        found = functional.normalize(reader.read(images, np.arange(3), CheckSettings(), detail=detail))
+        found = functional.normalize(reader.read(images, np.arange(3), detail=detail))
         cosines.append((found @ found.T).numpy())
     whole, coarse = cosines
     assert whole[0, 1] < 0.8

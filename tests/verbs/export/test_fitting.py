@@ -138,16 +138,16 @@ def test_file__that_seems_a_little_too_slow_is_timed_again(run, tmp_path, monkey
 def test_student__that_seems_a_little_too_slow_is_timed_again_before_a_smaller_one_is_tried(
     run, tmp_path, monkeypatch, one_student
 ):
-    compare_all, measure = fitting.compare_all, fitting.GraphWriter.measure
+    compare_all, measure = fitting.compare_all, graphs.GraphWriter.measure
     monkeypatch.setattr(
-        fitting.GraphWriter, "measure", lambda *args: replace(measure(*args), milliseconds=(1.0, 1.2 * 0.9 * 1000))
+        graphs.GraphWriter, "measure", lambda *args: replace(measure(*args), milliseconds=(1.0, 1.2 * 0.9 * 1000))
     )
     monkeypatch.setattr(
         fitting, "compare_all", lambda *args, **words: replace(compare_all(*args, **words), milliseconds=(77.0, 800.0))
     )
     teacher = ExportableClassifier(RunFolder(run), SilentConsole())
     limits, settings = fitting.Limits(None, 1000.0), ExportSettings(format=["onnx"])
-    asked = teacher, ["onnx"], limits, settings, tmp_path, SilentConsole()
+    asked = teacher, ["onnx"], limits, settings, tmp_path
     ((_, files),) = fitting._measure_students(*asked)
     assert [file.comparison.milliseconds for file in files] == [
         (1.0, 800.0),
@@ -179,8 +179,8 @@ def test_smaller_model__averages_mirror_images_as_asked(run, tmp_path, monkeypat
     teacher, student = ExportableClassifier(RunFolder(run), SilentConsole(), mirror=True), Student(TINY, 16, False)
     images = torch.rand(2, 3, 16, 16)
     for subject in (
-        students.build_untrained(teacher, student, SilentConsole()),
-        students.train_student(teacher, student, "1m", tmp_path / "student", SilentConsole()),
+        students.build_untrained(teacher, student),
+        students.train_student(teacher, student, "1m", tmp_path / "student"),
     ):
         torch.testing.assert_close(subject.network(images), subject.network(images.flip(-1)))
 
@@ -189,14 +189,14 @@ def test_smaller_model__that_is_interrupted_interrupts_the_export(run, tmp_path,
     monkeypatch.setattr(students, "begin", lambda *rest: Stopped(Path("run"), 1, 2))
     teacher = ExportableClassifier(RunFolder(run), SilentConsole())
     with pytest.raises(KeyboardInterrupt):
-        students.train_student(teacher, Student(TINY, 16, False), "1m", tmp_path / "student", SilentConsole())
+        students.train_student(teacher, Student(TINY, 16, False), "1m", tmp_path / "student")
 
 
 @pytest.mark.slow
 def test_smaller_model__learns_from_the_run_and_is_reported_beside_it(run, tmp_path, monkeypatch, one_student):
     size, asked = sizes(run, tmp_path), {}
 
-    def train_student(teacher, student, time, folder, console):
+    def train_student(teacher, student, time, folder):
         asked.update(student=student, time=time)
         settings = {"teacher": teacher.run.path, "add": ["distillation"], "distillation_targets": "probabilities"}
         settings |= {
@@ -206,7 +206,7 @@ def test_smaller_model__learns_from_the_run_and_is_reported_beside_it(run, tmp_p
             "method": "supervised",
         }
         paucal.train("digits", output=folder, epochs=1, init="none", workers=0, device="cpu", **settings)
-        return ExportableClassifier(RunFolder(folder), console)
+        return ExportableClassifier(RunFolder(folder), teacher.console)
 
     monkeypatch.setattr(fitting, "train_student", train_student)
     # Both files of the run are made too slow, and the student's are not.

@@ -22,7 +22,7 @@ from paucal.verbs.export.settings import ExportSettings
     ],
 )
 def test_weights_of_16_bits__may_differ_more_in_one_of_many_answers(unit, largest, kept, tmp_path, monkeypatch):
-    writer = GraphWriter(SimpleNamespace(unit=unit), ExportSettings(), SilentConsole())
+    writer = GraphWriter(SimpleNamespace(unit=unit, console=SilentConsole()), ExportSettings())
     writer.images = ComparisonImages([], None, "test images")
     found = Comparison(200, largest, 0.998, (1.0, 0.5))
     monkeypatch.setattr(writer, "_write_graph", lambda *file: None)

@@ -7,7 +7,7 @@ from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import save_trained
 from paucal.runs import RunFolder
-from paucal.verbs.export.timm_files import NO_INITIAL_WEIGHTS, licence_of_initial_weights
+from paucal.verbs.export.launch import NO_INITIAL_WEIGHTS, licence_of_initial_weights
 
 
 def store_run(path, init):

@@ -53,10 +53,7 @@ REPEATED_ADVICE = "remove one box of each pair, since the second counts as an er
 
 
 def open_with_masks(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | None:
-    """Open images with masks as `paucal segment` does; return None if there are no masks.
-
-    If `paucal segment` would raise an error, the error is returned as a finding.
-    """
+    """Open images with masks as `paucal segment` does, with its refusal as a finding; return None without masks."""
     root = Path(os.path.expanduser(settings.data))  # Path.expanduser raises an error for an unknown user
     paths = [None if text is None else Path(os.path.expanduser(text)) for text in (settings.images, settings.masks)]
     mask_settings = (settings.images, settings.masks, settings.mask_values, settings.ignore)
@@ -164,10 +161,7 @@ def _describe_masks(masked: MaskedImages, pairs: ImageMaskPairs) -> tuple[ImageS
 
 
 def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | None:
-    """Open a location with boxes in any layout that `paucal detect` supports; return None for other locations.
-
-    If `paucal detect` would raise an error, the error is returned as a finding.
-    """
+    """Open boxes in any layout as `paucal detect` does, with its refusal as a finding; return None without boxes."""
     data, is_requested = settings.data, settings.verb == "detect"
     path = Path(os.path.expanduser(data))
     if settings.verb not in (None, "detect") or (is_requested and not path.exists()):
@@ -191,7 +185,7 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
         other_kinds = findings_on_other_label_kinds(path, "detect") if settings.verb is None else []
     except UserError as problem:
         boxed, refusal = as_unlabelled_set(tree, annotations), [_refusal_finding(problem)]
-    counts, findings = (find(annotations.images, boxed.keys) for find in (_class_findings, box_findings))
+    counts, findings = _class_findings(annotations.images, len(boxed)), _box_findings(annotations.images, boxed.keys)
     return boxed, [*counts, *refusal, *findings, *other_kinds]
 
 
@@ -211,7 +205,7 @@ def _has_classes(data: str) -> bool:
         return False
 
 
-def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> list[Finding]:
+def _box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> list[Finding]:
     """Return findings on boxes: sizes, rare classes, and boxes or missing boxes that are probably mistakes."""
     index_of = {key: index for index, key in enumerate(keys)}
     readable = [annotated for annotated in annotations if annotated.key in index_of]
@@ -234,9 +228,9 @@ def box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) -> 
     ]
 
 
-def _class_findings(annotated: Sequence[AnnotatedImage], keys: Sequence[str]) -> list[Finding]:
+def _class_findings(annotated: Sequence[AnnotatedImage], n_images: int) -> list[Finding]:
     counts = _count_training_boxes(annotated)
-    text = f"{counted(len(keys), 'image')} with {counted(counts.total(), 'box', 'boxes')} of "
+    text = f"{counted(n_images, 'image')} with {counted(counts.total(), 'box', 'boxes')} of "
     text += f"{counted(len(counts), 'class', 'classes')}: this is data for paucal detect"
     counts_text = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(MAX_CLASSES_NAMED))
     omitted = f", and {len(counts) - MAX_CLASSES_NAMED} more" if len(counts) > MAX_CLASSES_NAMED else ""
@@ -286,10 +280,7 @@ def _marked_finding(
 
 
 def _is_outside(image: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
-    """Return a mask of the boxes entirely outside the image.
-
-    If the image size is unknown, only boxes left of or above the image are found.
-    """
+    """Return a mask of the boxes entirely outside the image; if its size is unknown, only of those left of or above."""
     height, width = image.size or (np.inf, np.inf)
     return (boxes[:, 0] >= width) | (boxes[:, 1] >= height) | (boxes[:, 2] <= 0) | (boxes[:, 3] <= 0)
 
@@ -316,10 +307,9 @@ def _images_without_boxes(indices: Sequence[int], total: int) -> list[Finding]:
 
 
 def _refusal_finding(problem: UserError) -> Finding:
-    message = str(problem).rstrip(".")
-    parts = _WITH_ADVICE.fullmatch(message)
-    text, advice = (parts[1], parts[2]) if parts else (message, "")
-    return Finding(BAD_BOXES, "misleads", text, advice)
+    finding = refusal_finding(BAD_BOXES, problem)
+    parts = _WITH_ADVICE.fullmatch(finding.text)
+    return replace(finding, text=parts[1], advice=parts[2]) if parts else finding
 
 
 def _open_without_boxes(path: Path, problem: UserError) -> tuple[ImageSet, list[Finding]]:

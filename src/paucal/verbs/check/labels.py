@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,14 +22,7 @@ from paucal.evaluation.predictions import predict_in_order
 from paucal.evaluation.protocols.logistic import fit_logistic
 from paucal.models.features import ClassifierInputExtractor, linear_classifier
 from paucal.models.named import find_named, open_named
-from paucal.models.precision import (
-    EXPLICIT_CHOICES,
-    FLOAT32,
-    MEASURED_IMAGES,
-    PrecisionChoice,
-    bfloat16_flags,
-    choose_precision,
-)
+from paucal.models.precision import EXPLICIT_CHOICES, FLOAT32, MEASURED_IMAGES, bfloat16_flags, choose_precision
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.weights.local import ready_weights
 from paucal.models.weights.store import AddedWeights
@@ -51,17 +44,12 @@ FOLDS = 5  # largest number of cross-validation folds
 
 @dataclass(frozen=True)
 class FeatureReader:
-    """Extracts features of images.
+    """Extracts features of images, with a network or as plain pixels."""
 
-    Attributes:
-        name: Name of the model for messages; "" for plain pixels.
-        module: Network with (B, D) features as output; None for plain pixels.
-        preprocess: Preprocessing of images for the network; None for plain pixels.
-    """
-
-    name: str
-    module: nn.Module | None = None
-    preprocess: Preprocessing | None = None
+    name: str  # name of the model for messages; "" for plain pixels
+    module: nn.Module | None = None  # network with (B, D) features as output; None for plain pixels
+    preprocess: Preprocessing | None = None  # preprocessing of images for the network; None for plain pixels
+    settings: CheckSettings = field(default_factory=CheckSettings)
     device: str = "cpu"
     architecture: str = ""
 
@@ -71,12 +59,7 @@ class FeatureReader:
         return self.module is not None
 
     def read(
-        self,
-        images: ImageSet,
-        indices: NDArray[np.int64],
-        settings: CheckSettings,
-        progress: Advance | None = None,
-        detail: int | None = None,
+        self, images: ImageSet, indices: NDArray[np.int64], progress: Advance | None = None, detail: int | None = None
     ) -> Tensor:
         """Return (N, D) float32 features on the CPU, in the order of `indices`.
 
@@ -90,20 +73,16 @@ class FeatureReader:
         # Published weights have three input channels, so they get the first three channels of the images.
         if self.preprocess.channels == RGB != images.decode_options.channels:
             images = replace(images, store=RgbStore(images.store))
-        loader = make_eval_loader(images, indices, transform, settings.batch_size, settings.workers, pin_memory=False)
-        autocast = self._choose_precision(images, indices, transform, settings).dtype
-        return predict_in_order(self.module, loader, indices, self.device, progress, autocast)
-
-    def _choose_precision(
-        self, images: ImageSet, indices: NDArray[np.int64], transform: ViewTransform, settings: CheckSettings
-    ) -> PrecisionChoice:
-        if settings.precision is not None:
-            return EXPLICIT_CHOICES[settings.precision]
-        if self.module is None or not bfloat16_flags() or not len(indices):
-            return FLOAT32
-        sample_loader = make_eval_loader(images, indices[:MEASURED_IMAGES], transform, MEASURED_IMAGES)
-        views = next(iter(sample_loader)).views[0].to(self.device)
-        return choose_precision(self.module, views, self.architecture, len(indices), has_logits=False)
+        batch_size, workers = self.settings.batch_size, self.settings.workers
+        loader = make_eval_loader(images, indices, transform, batch_size, workers, pin_memory=False)
+        precision = FLOAT32
+        if self.settings.precision is not None:
+            precision = EXPLICIT_CHOICES[self.settings.precision]
+        elif bfloat16_flags() and len(indices):
+            sample_loader = make_eval_loader(images, indices[:MEASURED_IMAGES], transform, MEASURED_IMAGES)
+            views = next(iter(sample_loader)).views[0].to(self.device)
+            precision = choose_precision(self.module, views, self.architecture, len(indices), has_logits=False)
+        return predict_in_order(self.module, loader, indices, self.device, progress, precision.dtype)
 
 
 @dataclass(frozen=True)
@@ -128,16 +107,13 @@ def find_local_weights() -> PretrainedWeights | AddedWeights | None:
 
 
 def open_reader(settings: CheckSettings, side: int) -> FeatureReader:
-    """Return a reader that extracts features with --model, or by default with weights on this machine.
-
-    If there are no weights, the features are plain pixels. `side` is the median shorter side of the images in pixels.
-    """
+    """Return a reader for --model, for weights on this machine, or for pixels; `side` is the median shorter side."""
     check_size(settings.img_size)
     if settings.model is None and (weights := find_local_weights()) is not None:
         settings = replace(settings, model=weights.name)
     name = settings.model
     if name is None:
-        return FeatureReader("")
+        return FeatureReader("", settings=settings)
     is_run = isinstance(find_named(name, "--model"), RunFolder)
     if is_run and settings.img_size is not None:
         raise UserError(
@@ -152,7 +128,7 @@ def open_reader(settings: CheckSettings, side: int) -> FeatureReader:
         )
     preprocess = model.card.preprocessing if is_run else replace(model.card.preprocessing, crop_ratio=1.0)
     module, card = ClassifierInputExtractor(model.module).eval(), model.card
-    return FeatureReader(name, module, preprocess, str(model.device), card.backbone.name)
+    return FeatureReader(name, module, preprocess, settings, str(model.device), card.backbone.name)
 
 
 def _pixel_features(images: ImageSet, indices: NDArray[np.int64], progress: Advance | None) -> Tensor:
@@ -196,43 +172,28 @@ def find_suspects(
 ) -> tuple[list[SuspectLabel], float]:
     """Return labels that are probably wrong, the most suspect first, and the fraction of labels predicted correctly.
 
-    `indices` are the (N,) positions of labelled images, `features` their (N, D) features, and `groups` their (N,) group
-    numbers. A group of copies stays in one fold, since a copy in another fold would reveal the label.
+    `indices` are the (N,) positions of labelled images, with (N, D) features and (N,) group numbers. A group of copies
+    stays in one fold, since a copy in another fold would reveal the label.
     """
-    labels = images.labels[indices]
+    labels, n_classes = images.labels[indices], len(images.classes)
+    given = torch.from_numpy(labels).long()
+    shares = np.zeros((len(labels), n_classes))  # out-of-fold probabilities
     with console.progress("fitting classifiers") as advance:
-        given = torch.from_numpy(labels).long()
-        shares = predict_out_of_fold(features, given, len(images.classes), groups, seed, advance)
+        penalty = fit_head(features, given, n_classes, seed).strength  # as for the linear probe of `paucal train`
+        splitter = StratifiedGroupKFold(min(FOLDS, len(np.unique(groups))), shuffle=True, random_state=seed % 2**32)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # some classes have fewer images than folds
+            splits = splitter.split(labels, labels, groups)
+            folds = [(train, held_out) for train, held_out in splits if len(train) and len(held_out)]
+        for done, (train, held_out) in enumerate(folds, 1):
+            mean, deviation = features[train].mean(0), features[train].std(0).clamp(min=1e-8)
+            standardised = (features - mean) / deviation
+            classifier = fit_logistic(standardised[train], given[train], n_classes, penalty, SOLVER)
+            shares[held_out] = classifier.scores(standardised[held_out]).double().softmax(1).numpy()
+            advance(done, len(folds))
     suspects = []
     for suspect in suspected_labels(shares, labels):
         names = images.classes[suspect.given], images.classes[suspect.suggested]
         confidences = suspect.confidence, suspect.suggested_confidence
         suspects.append(SuspectLabel(int(indices[suspect.position]), *names, *confidences))
     return suspects, float((shares.argmax(1) == labels).mean())
-
-
-def predict_out_of_fold(
-    features: Tensor, labels: Tensor, n_classes: int, groups: NDArray[np.int64], seed: int, progress: Advance
-) -> NDArray[np.float64]:
-    """Return (N, K) out-of-fold probabilities of logistic regressions on standardised features.
-
-    The L2 penalty is chosen as for the linear probe of `paucal train`. All images of a group are in one fold.
-    """
-    penalty = fit_head(features, labels, n_classes, seed).strength
-    probabilities = np.zeros((len(labels), n_classes))
-    folds = _make_folds(labels.numpy(), groups, seed)
-    for done, (train_rows, held_out_rows) in enumerate(folds):
-        train_features, held_out_features = features[train_rows], features[held_out_rows]
-        mean, deviation = train_features.mean(0), train_features.std(0).clamp(min=1e-8)
-        classifier = fit_logistic((train_features - mean) / deviation, labels[train_rows], n_classes, penalty, SOLVER)
-        scores = classifier.scores((held_out_features - mean) / deviation)
-        probabilities[held_out_rows] = scores.double().softmax(1).numpy()
-        progress(done + 1, len(folds))
-    return probabilities
-
-
-def _make_folds(labels: NDArray[np.int64], groups: NDArray[np.int64], seed: int) -> list[tuple[NDArray, NDArray]]:
-    folds = StratifiedGroupKFold(min(FOLDS, len(np.unique(groups))), shuffle=True, random_state=seed % 2**32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # some classes have fewer images than folds
-        return [pair for pair in folds.split(labels, labels, groups) if len(pair[0]) and len(pair[1])]

@@ -45,13 +45,7 @@ from paucal.settings.values import settings_from_keywords, with_settings_signatu
 from paucal.tasks.classification.assembly import choose_image_size
 from paucal.tasks.regression.images import describe_targets, grades_note, read_targets
 from paucal.types import NoLabelsError, UserError
-from paucal.verbs.check.annotations import (
-    applicable_findings,
-    crop_findings,
-    open_with_boxes,
-    open_with_masks,
-    training_command_of,
-)
+from paucal.verbs.check import annotations
 from paucal.verbs.check.labels import FeatureReader, SuspectLabel, find_local_weights, find_suspects, open_reader
 from paucal.verbs.check.result import CheckResult, describe_set, print_result, refuse_foreign_files, write_check
 from paucal.verbs.check.settings import CheckSettings
@@ -97,7 +91,12 @@ def check(data: Data = "digits", **settings: Any) -> CheckResult:
 def check_set(settings: CheckSettings, console: Console) -> CheckResult:
     """Check a set of images, and write the HTML page if `settings.output` is given; see `check`."""
     check_ranges(settings)
-    folder = _output_folder(settings)
+    folder = None if settings.output is None else expand_user_path(settings.output)
+    if folder is not None:
+        inputs = {"DATA": settings.data, "--images": settings.images, "--masks": settings.masks}
+        refuse_inside_images(folder, inputs, settings.data_root)
+        check_folder_writable(folder)
+        refuse_foreign_files(folder)
     images, findings_on_open = _open_set(settings)
     images, channels = with_pixel_format(images, settings)
     start_time = time.monotonic()
@@ -105,26 +104,26 @@ def check_set(settings: CheckSettings, console: Console) -> CheckResult:
         survey = survey_images(images, progress=advance)
     if settings.on_bad_image == "skip":
         images, survey, findings_on_open = without_unreadable(images, survey, findings_on_open)
-    verb = training_command_of(findings_on_open)
+    verb = annotations.training_command_of(findings_on_open)
     checked_set, split_findings = split_set(images, settings.seed, verb)
     pairs, reader = find_similar_pairs(survey, reduce_images(images, CANDIDATE_SIDE).store), None
     if settings.labels or (pairs and (settings.model or find_local_weights())):
         reader = open_reader(settings, _median_short_side(survey))
     if reader is not None and reader.trained:
-        pairs = _confirm_pairs(pairs, reader, images, settings, console, max(1, _median_short_side(survey) // 2))
+        pairs = _confirm_pairs(pairs, reader, images, console, max(1, _median_short_side(survey) // 2))
     findings = [
         *findings_on_open,
         *channels,
         *split_findings,
         *label_findings(checked_set),
-        *crop_findings(findings_on_open, survey, settings.device),
+        *annotations.crop_findings(findings_on_open, survey, settings.device),
         *(_small_image_findings(checked_set, survey) if verb == "train" else ()),
         *image_findings(checked_set, survey, pairs),
     ]
     suspects, judged_by = None, ""
     if settings.labels and reader is not None:
-        suspects, judged_by = _find_label_errors(images, survey, pairs, reader, settings, console)
-    facts, sorted_findings = describe_set(checked_set, survey), sort_findings(applicable_findings(findings))
+        suspects, judged_by = _find_label_errors(images, survey, pairs, reader, console)
+    facts, sorted_findings = describe_set(checked_set, survey), sort_findings(annotations.applicable_findings(findings))
     result = CheckResult(checked_set, facts, sorted_findings, suspects, judged_by, folder)
     console.note(f"checked in {format_duration(time.monotonic() - start_time)}")
     if folder is not None:
@@ -159,10 +158,7 @@ def split_set(images: ImageSet, seed: int, verb: str = "train") -> tuple[Checked
 def without_unreadable(
     images: ImageSet, survey: Survey, findings_on_open: Sequence[Finding]
 ) -> tuple[ImageSet, Survey, list[Finding]]:
-    """Return a set, its survey and its findings without unreadable images, which a run would skip.
-
-    If no image is readable, all images are kept, since no run would start.
-    """
+    """Leave out unreadable images of a set, its survey and its findings, as a run would, unless all are unreadable."""
     readable = survey.readable_positions
     if len(readable) in (0, len(images)):
         return images, survey, list(findings_on_open)
@@ -190,11 +186,15 @@ def _small_image_findings(checked_set: CheckedSet, survey: Survey) -> list[Findi
 
 def _open_set(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
     """Open a set with its classes, masks or boxes; if these cannot be read, open the images without labels."""
-    if settings.target is not None:
+    if (column := settings.target) is not None:
         if settings.verb not in (None, "train"):
             raise UserError(f"--target is for paucal train, but --verb is {settings.verb}: remove either one.")
-        return _open_with_target(settings, settings.target)
-    if (annotated := open_with_masks(settings) or open_with_boxes(settings)) is not None:
+        location = {"image_column": settings.image_column, "root": settings.data_root, "download": settings.download}
+        images, targets = read_targets(open_images(settings.data, labelled=False, **location), column)
+        summary = f"{column!r} has {describe_targets(targets)}, which paucal train --target {shlex.quote(column)} "
+        texts = (f"{summary}predicts", *grades_note(targets, column))
+        return images, [Finding("numbers", "note", text) for text in texts]
+    if (annotated := annotations.open_with_masks(settings) or annotations.open_with_boxes(settings)) is not None:
         return annotated
     try:
         # --classes is applied later, since an unknown class is a mistake of the caller and not a problem of the data.
@@ -212,17 +212,10 @@ def _open_set(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
     return images, []
 
 
-def _open_with_target(settings: CheckSettings, column: str) -> tuple[ImageSet, list[Finding]]:
-    location = {"image_column": settings.image_column, "root": settings.data_root, "download": settings.download}
-    images, targets = read_targets(open_images(settings.data, labelled=False, **location), column)
-    summary = f"{column!r} has {describe_targets(targets)}, which paucal train --target {shlex.quote(column)} predicts"
-    return images, [Finding("numbers", "note", text) for text in (summary, *grades_note(targets, column))]
-
-
 def _open_without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
     """Open images without labels, after reading their labels raised `problem`; return an empty set if this fails too.
 
-    If the location does not exist or a flag is wrong, `problem` is raised again, since the mistake is in the call.
+    If the location does not exist or a flag is wrong, the mistake is in the call, and `problem` is raised again.
     """
     if str(problem).startswith("--"):
         raise problem
@@ -248,29 +241,13 @@ def with_pixel_format(images: ImageSet, settings: DataSettings) -> tuple[ImageSe
     return replace(images, store=ConvertedStore(images.store, reading), decode_options=reading), findings
 
 
-def _output_folder(settings: CheckSettings) -> Path | None:
-    if settings.output is None:
-        return None
-    path = expand_user_path(settings.output)
-    inputs = {"DATA": settings.data, "--images": settings.images, "--masks": settings.masks}
-    refuse_inside_images(path, inputs, settings.data_root)
-    check_folder_writable(path)
-    refuse_foreign_files(path)
-    return path
-
-
 def _median_short_side(survey: Survey) -> int:
     readable = survey.readable_positions
     return int(np.median(survey.sizes[readable].min(axis=1))) if len(readable) else DEFAULT_SIDE
 
 
 def _confirm_pairs(
-    pairs: Sequence[SimilarPair],
-    reader: FeatureReader,
-    images: ImageSet,
-    settings: CheckSettings,
-    console: Console,
-    detail: int,
+    pairs: Sequence[SimilarPair], reader: FeatureReader, images: ImageSet, console: Console, detail: int
 ) -> list[SimilarPair]:
     """Return `pairs` with the cosine similarity of their features, or unchanged if there are too many images."""
     positions = np.asarray([(pair.first, pair.second) for pair in pairs], dtype=np.int64).reshape(-1, 2)
@@ -283,7 +260,7 @@ def _confirm_pairs(
     if not 0 < len(paired_images) <= MAX_CONFIRMED_IMAGES:
         return list(pairs)
     with console.progress("comparing similar images") as advance:
-        features = reader.read(images, paired_images, settings, _progress_with_estimate(advance, console), detail)
+        features = reader.read(images, paired_images, _progress_with_estimate(advance, console), detail)
     vectors = (features - features.mean(0)) if len(paired_images) > 100 else features
     vectors = vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-8)
     batches = torch.from_numpy(rows.reshape(-1, 2)).split(_PAIRS_PER_BATCH)
@@ -292,12 +269,7 @@ def _confirm_pairs(
 
 
 def _find_label_errors(
-    images: ImageSet,
-    survey: Survey,
-    pairs: Sequence[SimilarPair],
-    reader: FeatureReader,
-    settings: CheckSettings,
-    console: Console,
+    images: ImageSet, survey: Survey, pairs: Sequence[SimilarPair], reader: FeatureReader, console: Console
 ) -> tuple[list[SuspectLabel] | None, str]:
     if images.multi_hot is not None:
         text = "--labels needs one label per image (confident learning), but these images have several labels"
@@ -308,12 +280,13 @@ def _find_label_errors(
         console.say("note: --labels has no effect, since it needs labels of two or more classes")
         return None, ""
     with console.progress("extracting features") as advance:
-        features = reader.read(images, indices, settings, _progress_with_estimate(advance, console))
+        features = reader.read(images, indices, _progress_with_estimate(advance, console))
     copy_groups = merge_groups([*group_by_digest(survey.digests), *([pair.first, pair.second] for pair in pairs)])
     group_numbers = np.arange(len(images))
     for group in copy_groups:
         group_numbers[group] = group[0]
-    suspects, agreement = find_suspects(images, indices, features, group_numbers[indices], settings.seed, console)
+    seed = reader.settings.seed
+    suspects, agreement = find_suspects(images, indices, features, group_numbers[indices], seed, console)
     judged_by = f"frozen features of {reader.name}" if reader.trained else PIXEL_FEATURES
     judged_by += f"; {counted(len(indices), 'image')}, each predicted by a classifier that was not fitted on this image"
     return suspects, f"{judged_by}; the predictions agree with {percent(agreement)} of the labels"

@@ -41,7 +41,7 @@ class Section:
     text: str
     advice: str
     rows: Sequence[Sequence[dict[str, str | None]]]
-    more: str  # sentence about images that are not shown
+    omitted: int  # number of rows that are not shown
 
 
 @dataclass(frozen=True)
@@ -173,15 +173,15 @@ def _print_suspects(result: CheckResult, console: Console) -> None:
 
 
 def _class_table(per_class: dict[str, dict[str, int]]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("class", overflow="fold")
+    table = Table("class", box=None, padding=(0, 2, 0, 0))
+    table.columns[0].overflow = "fold"
     for part in per_class:
         table.add_column(part, justify="right")
     names = list(next(iter(per_class.values())))
     for name in names[:MAX_CLASSES]:
-        table.add_row(name, *(str(per_class[part][name]) for part in per_class))
+        table.add_row(name, *(str(counts[name]) for counts in per_class.values()))
     if len(names) > MAX_CLASSES:
-        table.add_row(f"and {len(names) - MAX_CLASSES} more", *("" for _ in per_class))
+        table.add_row(f"and {len(names) - MAX_CLASSES} more")
     return table
 
 
@@ -221,28 +221,28 @@ def write_check(folder: Path, result: CheckResult, seed: int) -> None:
     write_text(folder / VALUES, content + "\n")
     sheet = contact_sheet(result.checked.images, seed)
     write_atomically(folder / SHEET, lambda file: sheet.save(file, "PNG"))
-    facts = result.facts
-    per_class = facts["per_class"]
+    facts, per_class = result.facts, result.facts["per_class"]
     names = next(iter(per_class.values()), {})
+    levels = Counter(finding.level for finding in result.findings)
+    headline = {
+        "images": f"{facts['images']:,}",
+        "classes": facts["classes"],
+        "findings that mislead": levels["misleads"],
+        "warning" if levels["warning"] == 1 else "warnings": levels["warning"],
+    }
+    if result.suspects is not None:
+        headline["labels probably wrong"] = len(result.suspects)
     write_page(
         folder / PAGE,
         "checking.html",
         title=f"Data check of {facts['name']}",
-        figures=_headline_numbers(result),
+        figures=[(str(number), noun) for noun, number in headline.items()],
         facts=fact_rows(facts),
         parts=list(per_class),
         counts={name: [counts[name] for counts in per_class.values()] for name in names},
         sections=[*_finding_sections(result), *_suspect_sections(result)],
         sheet=data_uri(as_jpeg(sheet), "jpeg"),
     )
-
-
-def _headline_numbers(result: CheckResult) -> list[tuple[str, str]]:
-    facts, levels = result.facts, [finding.level for finding in result.findings]
-    misleading, warnings = levels.count("misleads"), levels.count("warning")
-    figures = [(f"{facts['images']:,}", "images"), (str(facts["classes"]), "classes")]
-    figures += [(str(misleading), "findings that mislead"), (str(warnings), "warning" if warnings == 1 else "warnings")]
-    return figures if result.suspects is None else [*figures, (str(len(result.suspects)), "labels probably wrong")]
 
 
 def _finding_sections(result: CheckResult) -> list[Section]:
@@ -253,13 +253,9 @@ def _finding_sections(result: CheckResult) -> list[Section]:
             if sum(map(len, rows)) >= MAX_THUMBS:
                 break
             rows.append([_make_thumb(result, position) for position in group[:MAX_GROUP]])
-        more, title = _describe_omitted(len(finding.groups) - len(rows)), finding.name.replace("-", " ")
-        sections.append(Section(title, finding.level, finding.text, finding.advice, rows, more))
+        title, omitted = finding.name.replace("-", " "), len(finding.groups) - len(rows)
+        sections.append(Section(title, finding.level, finding.text, finding.advice, rows, omitted))
     return sections
-
-
-def _describe_omitted(count: int) -> str:
-    return f"and {count} more; {VALUES} has all of them" if count > 0 else ""
 
 
 def _suspect_sections(result: CheckResult) -> list[Section]:
@@ -272,8 +268,8 @@ def _suspect_sections(result: CheckResult) -> list[Section]:
         rows.append([_make_thumb(result, suspect.position, caption)])
     text = f"{counted(len(result.suspects), 'label')}, the most suspect first. Checked with {result.judged_by}."
     advice = "Look at each image: correct wrong labels, and keep unusual images with the right label."
-    more = _describe_omitted(len(result.suspects) - len(rows))
-    return [Section("labels that are probably wrong", "warning" if rows else "note", text, advice, rows, more)]
+    level, omitted = "warning" if rows else "note", len(result.suspects) - len(rows)
+    return [Section("labels that are probably wrong", level, text, advice, rows, omitted)]
 
 
 def _make_thumb(result: CheckResult, position: int, caption: str | None = None) -> dict[str, str | None]:
@@ -293,7 +289,7 @@ def as_jpeg(picture: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def contact_sheet(images: ImageSet, seed: int = 0) -> Image.Image:
+def contact_sheet(images: ImageSet, seed: int) -> Image.Image:
     """Draw a row of random images for each of the first `MAX_ROWS` classes, or six rows if images are unlabelled."""
     generator = np.random.default_rng(seed)
     rows: list[tuple[str, list[int]]] = []

@@ -7,7 +7,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from paucal.evaluation.comparison import Difference
 from paucal.evaluation.curves import COLOURS
 from paucal.evaluation.plots import GREY, plot_label
 from paucal.metrics.intervals import Score
@@ -25,7 +24,16 @@ def differences_figure(findings: GridResults) -> Figure | None:
     figure = Figure(figsize=(WIDTH, 1.5 + 0.85 * len(gains)), layout="constrained")
     axes = figure.subplots()
     for index, (_, gain) in enumerate(gains):
-        _draw_difference(axes, index, gain)
+        bars = (
+            (-0.24, gain.by_seed.score, COLOURS[4], 2.0, "other seeds"),
+            (-0.12, gain.over_images, COLOURS[5], 2.0, "other images"),
+            (0.0, gain.both, COLOURS[0], 3.2, "both"),
+        )
+        for shift, score, colour, width, label in bars:
+            _draw_bar(axes, index + shift, score, colour, width, label)
+        axes.plot([100 * gain.value], [index], "D", color=COLOURS[0], ms=6)
+        values = 100 * np.array(gain.by_seed.values)
+        axes.plot(values, np.full(len(values), index + 0.2), "o", color=GREY, ms=4, label="a seed")
     axes.axvline(0, color="black", lw=1)
     names = [f"{plot_label(arm.name, _MAX_NAME)}\nagainst {plot_label(arm.baseline, _MAX_NAME)}" for arm, _ in gains]
     axes.set_yticks(range(len(gains)), names, fontsize=9)
@@ -49,8 +57,11 @@ def scores_figure(findings: GridResults) -> Figure | None:
         values = 100 * np.array([run.scores["top1"] for run in arm.outcomes.values()])
         axes.plot(values, np.full(len(values), index), "o", color=colour, alpha=0.45, ms=6, mew=0)
         if arm.top1 is not None:
-            _draw_bar(axes, index, _clip_score(arm.top1.score), colour, 2.2, None)
-            axes.plot([100 * arm.top1.score.value], [index], "|", color=colour, ms=16, mew=2.4)
+            score = arm.top1.score
+            if score.low is not None and score.high is not None:  # a t-interval may exceed [0, 1]
+                score = Score(score.value, max(0.0, score.low), min(1.0, score.high))
+            _draw_bar(axes, index, score, colour, 2.2, None)
+            axes.plot([100 * score.value], [index], "|", color=colour, ms=16, mew=2.4)
     axes.set_yticks(range(len(arms)), [plot_label(arm.name, _MAX_NAME) for arm in arms], fontsize=9)
     axes.set(ylim=(len(arms) - 0.4, -0.6), xlabel="test accuracy in percent: runs, mean, 95 % interval over seeds")
     axes.grid(axis="x", alpha=0.3)
@@ -95,26 +106,6 @@ def curves_figure(findings: GridResults) -> Figure | None:
 def _marker(x: Sequence[float] | np.ndarray) -> str:
     """Return the marker of a curve: "o" if the curve is a single point, which would be invisible without a marker."""
     return "o" if len(x) == 1 else ""
-
-
-def _clip_score(score: Score) -> Score:
-    """Return a score whose interval is clipped to [0, 1], since a t-interval may exceed this range."""
-    if score.low is None or score.high is None:
-        return score
-    return Score(score.value, max(0.0, score.low), min(1.0, score.high))
-
-
-def _draw_difference(axes: Axes, index: int, gain: Difference) -> None:
-    bars = (
-        (-0.24, gain.by_seed.score, COLOURS[4], 2.0, "other seeds"),
-        (-0.12, gain.over_images, COLOURS[5], 2.0, "other images"),
-        (0.0, gain.both, COLOURS[0], 3.2, "both"),
-    )
-    for shift, score, colour, width, label in bars:
-        _draw_bar(axes, index + shift, score, colour, width, label)
-    axes.plot([100 * gain.value], [index], "D", color=COLOURS[0], ms=6)
-    values = 100 * np.array(gain.by_seed.values)
-    axes.plot(values, np.full(len(values), index + 0.2), "o", color=GREY, ms=4, label="a seed")
 
 
 def _draw_bar(axes: Axes, y: float, score: Score, colour: str, width: float, label: str | None) -> None:

@@ -108,10 +108,7 @@ def compute_next(cells: Sequence[Cell], compute: Compute, threads: int) -> bool 
 
 @contextmanager
 def lock_cell(cell: Cell) -> Iterator[bool]:
-    """Lock a cell within the block; yield whether this worker may compute it.
-
-    The lock is renewed every few seconds, so that another worker takes over the cell if this worker dies.
-    """
+    """Lock a cell within the block, until it ends or this worker dies; yield whether this worker may compute it."""
     with ExitStack() as lock:
         try:
             lock.enter_context(lock_folder(cell.folder, "the cell"))
@@ -123,10 +120,7 @@ def lock_cell(cell: Cell) -> Iterator[bool]:
 
 
 def _register_try(cell: Cell) -> bool:
-    """Count this start of a cell; the count begins again at zero after each new checkpoint.
-
-    If the count is already `MAX_TRIES`, mark the cell as failed and return False.
-    """
+    """Count this start since the last checkpoint; after `MAX_TRIES`, mark the cell as failed and return False."""
     folder = RunFolder(cell.folder)
     try:
         state = str(cell.run.last.stat().st_mtime_ns)

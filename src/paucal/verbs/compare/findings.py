@@ -15,7 +15,6 @@ from paucal.evaluation.comparison import Difference, ScoreOverSeeds, difference,
 from paucal.evaluation.results import ClassificationReport
 from paucal.models.saved import read_card
 from paucal.reading import read_text
-from paucal.runs import RunFolder
 from paucal.runs.folder import read_scores
 from paucal.types import UserError
 from paucal.verbs.compare.grid import Cell, Grid, State, cells_of, compared_cells, state_of, validation_score
@@ -137,17 +136,7 @@ def read_outcome(cell: Cell) -> Outcome:
     rows, spec = run.read_rows(), read_card(run).backbone
     fitted = fit_to_image_size(spec.name, spec.image_size, spec.arguments).arguments
     cost = image_cost(spec.name, spec.image_size, {**spec.arguments, **fitted})
-    hits, groups = _read_correct(run), None
-    if cell.settings.get("group_by") or cell.settings.get("split"):
-        groups = {row["key"]: row["group"] for row in read_rows(run.split) if "group" in row and row["key"] in hits}
-    groups = groups if groups and len(groups) == len(hits) else None
-    seconds, parameters, macs = float(summary["seconds"]), int(summary["parameters"]), cost.macs if cost else None
-    return Outcome(cell, report.values, validation, hits, groups, rows, seconds, len(rows), parameters, macs)
-
-
-def _read_correct(run: RunFolder) -> dict[str, bool]:
-    """Return a dict from the key of each test image to whether the image was classified correctly."""
-    path = run.evaluation("test") / "predictions.csv"
+    path, groups = run.evaluation("test") / "predictions.csv", None
     try:
         lines = csv.DictReader(io.StringIO(read_text(path, MAX_BYTES, errors="surrogateescape"), newline=""))
         hits = {row["key"]: row["label"] == row["predicted"] for row in lines}
@@ -156,7 +145,11 @@ def _read_correct(run: RunFolder) -> dict[str, bool]:
         raise UserError(f"{text}: remove the run folder and compare again.") from problem
     if not hits:
         raise UserError(f"{str(path)!r} contains no image: remove the run folder and compare again.")
-    return hits
+    if cell.settings.get("group_by") or cell.settings.get("split"):
+        groups = {row["key"]: row["group"] for row in read_rows(run.split) if "group" in row and row["key"] in hits}
+    groups = groups if groups and len(groups) == len(hits) else None
+    seconds, parameters, macs = float(summary["seconds"]), int(summary["parameters"]), cost.macs if cost else None
+    return Outcome(cell, report.values, validation, hits, groups, rows, seconds, len(rows), parameters, macs)
 
 
 def compute_gain(arm_outcomes: Mapping[int, Outcome], baseline_outcomes: Mapping[int, Outcome]) -> Difference | None:

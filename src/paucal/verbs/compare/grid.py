@@ -270,10 +270,7 @@ def compared_cells(grid: Grid) -> list[Cell]:
 
 
 def choose_learning_rate(trials: list[Cell]) -> float | None:
-    """Return the learning rate of the trial with the best validation accuracy, of equal trials the first.
-
-    Return None while any trial is unfinished, or if all trials failed.
-    """
+    """Return the rate of the first trial with the best validation score; None if any is unfinished or all failed."""
     states = [state_of(cell) for cell in trials]
     finished = [cell for cell, state in zip(trials, states, strict=True) if state.name == "done"]
     if not finished or not all(state.is_final for state in states):
@@ -291,10 +288,7 @@ def validation_score(run: RunFolder) -> float:
 
 
 def initial_weights_cell(cell: Cell) -> Cell | None:
-    """Return the cell that trains the initial weights of `cell`; None if the initial weights are random or published.
-
-    It has the same seed, and belongs to a grid in the folder `STARTS` of the study.
-    """
+    """Return the cell of a grid in `STARTS` that trains the initial weights of `cell`; None if no cell trains them."""
     if START not in cell.settings:
         return None
     verb, name = cell.settings[START]

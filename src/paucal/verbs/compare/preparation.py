@@ -73,7 +73,10 @@ def prepare_grid(
         before(grid)
         torch.set_num_threads(threads)
     if grid_settings.output is None:
-        folder = _create_default_folder()
+        for folder in _default_folders():  # safe if other calls create folders too
+            with suppress(FileExistsError):
+                folder.mkdir(parents=True)
+                break
     return _store_grid(replace(new_grid, folder=folder, forecast=forecast))
 
 
@@ -89,15 +92,6 @@ def _comparison_folder(grid_settings: GridSettings, shared: Mapping[str, Any]) -
 
 def _default_folders() -> Iterator[Path]:
     return (RUNS_FOLDER / f"compare-{number}" for number in itertools.count(1))
-
-
-def _create_default_folder() -> Path:
-    """Create and return the first default folder that does not exist; safe if other calls create folders too."""
-    for folder in _default_folders():
-        with suppress(FileExistsError):
-            folder.mkdir(parents=True)
-            return folder
-    raise AssertionError("unreachable: folder numbers are unlimited")
 
 
 def _make_paths_absolute(verb: str, values: Mapping[str, Any], data_root: str | None = None) -> dict[str, Any]:

@@ -15,16 +15,7 @@ from pathlib import Path
 import torch
 
 from paucal.runner.console import Console
-from paucal.runner.elsewhere.packages import (
-    PACKAGE_BY_CLUSTER,
-    connect_to_ray,
-    import_package,
-    import_ray,
-    require_package,
-    require_sbatch,
-    slurm_options,
-    task_resources,
-)
+from paucal.runner.elsewhere import packages
 from paucal.runner.run_time import end_time_text
 from paucal.runs import RunFolder
 from paucal.types import UserError
@@ -100,11 +91,11 @@ def require_workers(on: str, slurm: Sequence[str] | None = None, count: int = 1)
     """Refuse workers that this machine cannot start; if `count` is 0, check only the SLURM options."""
     if slurm is not None and on != "slurm":
         raise UserError("--slurm sets options of SLURM jobs: add --on slurm.")
-    slurm_options(slurm)
-    if count and on in PACKAGE_BY_CLUSTER:
-        require_package(on)
+    packages.slurm_options(slurm)
+    if count and on in packages.PACKAGE_BY_CLUSTER:
+        packages.require_package(on)
     if count and on == "slurm":
-        require_sbatch()
+        packages.require_sbatch()
 
 
 @dataclass(frozen=True)
@@ -267,16 +258,16 @@ class SlurmWorkers:
     n_lost = 0  # SLURM reports crashed jobs itself
 
     def __init__(self, folder: Path, count: int, options: Sequence[str] | None = None, cluster: str = "slurm") -> None:
-        submitit = import_package("slurm")
+        submitit = packages.import_package("slurm")
         if cluster == "slurm":
-            require_sbatch()
+            packages.require_sbatch()
         self._logs = folder / LOG_FOLDER
         executor = submitit.AutoExecutor(folder=self._logs, cluster=cluster)
         try:
-            executor.update_parameters(**{"name": "paucal-compare", "timeout_min": 24 * 60, **slurm_options(options)})
-            grid_folder = str(folder.resolve())
+            parameters = {"name": "paucal-compare", "timeout_min": 24 * 60, **packages.slurm_options(options)}
+            executor.update_parameters(**parameters)
             with executor.batch():
-                self._jobs = [executor.submit(work_silently, grid_folder) for _ in range(count)]
+                self._jobs = [executor.submit(work_silently, str(folder.resolve())) for _ in range(count)]
         except (NameError, TypeError, ValueError, AssertionError, RuntimeError) as problem:
             reason = " ".join(str(problem).split()) or type(problem).__name__
             raise UserError(f"--slurm: the jobs were refused ({reason}): correct the options.") from problem
@@ -303,9 +294,10 @@ class RayWorkers:
     n_lost = 0  # Ray restarts tasks whose worker died
 
     def __init__(self, folder: Path, count: int, threads: int, device: str | None = None) -> None:
-        self._ray = import_ray()
-        self._owns_cluster = connect_to_ray(self._ray)
-        task = self._ray.remote(**task_resources(self._ray.cluster_resources(), threads, device))(_work_in_ray)
+        self._ray = packages.import_ray()
+        self._owns_cluster = packages.connect_to_ray(self._ray)
+        resources = packages.task_resources(self._ray.cluster_resources(), threads, device)
+        task = self._ray.remote(**resources)(_work_in_ray)
         # The processes of a running cluster do not have this process's environment variables for cache folders.
         caches = {name: value for name, value in os.environ.items() if name.startswith(("PAUCAL_", "HF_HUB_"))}
         self._tasks = [task.remote(str(folder.resolve()), caches) for _ in range(count)]

@@ -97,7 +97,15 @@ def _evaluate_set(
     console.say(f"{images.name}: {metric.title} {percent(value)}; tables and figures are in {output}")
     if due_note := usual_metric_line(report, images.name):
         console.say(due_note)
-    real = None if real_answers is None else _score_real_labels(predictions, real_answers, images, output, console)
+    real = None
+    if real_answers is not None:
+        answers = match_labels(real_answers, [images.keys[int(position)] for position in predictions.ids])
+        real = real_accuracy(predictions, answers)
+        write_text(output / "real_labels.json", json.dumps(asdict(real), indent=2) + "\n")
+        console.say(
+            f"accuracy by --real-labels: {percent(real.top1.value)} of {counted(real.images, 'image')} "
+            f"({real.skipped} without a correct class {was_or_were(real.skipped)} left out)"
+        )
     return ClassifiedSet(images.name, report, output, real)
 
 
@@ -120,20 +128,6 @@ def _predict(model: TrainedModel, selection: Selection, settings: EvalSettings, 
     return predictions.at_temperature(model.card.temperature).in_groups(chosen.groups)
 
 
-def _score_real_labels(
-    predictions: Predictions, real_answers: RealLabels, images: ImageSet, output: Path, console: Console
-) -> RealAccuracy:
-    answers = match_labels(real_answers, [images.keys[int(position)] for position in predictions.ids])
-    real_score = real_accuracy(predictions, answers)
-    write_text(output / "real_labels.json", json.dumps(asdict(real_score), indent=2) + "\n")
-    scored_text, skipped = counted(real_score.images, "image"), real_score.skipped
-    console.say(
-        f"accuracy by --real-labels: {percent(real_score.top1.value)} of {scored_text} "
-        f"({skipped} without a correct class {was_or_were(skipped)} left out)"
-    )
-    return real_score
-
-
 def _choose_images(
     folder: RunFolder, target: str | None, is_own: bool, settings: EvalSettings, model: TrainedModel, console: Console
 ) -> Selection:
@@ -148,7 +142,13 @@ def _choose_images(
     if target is None:
         train_labels = torch.from_numpy(images.labels[read_split(folder.split, images).indices("train")]).long()
     else:
-        images = match_classes(images, model.classes)
+        if unknown := [name for name in images.classes if name not in model.classes]:
+            raise UserError(
+                f"{images.location} has {counted(len(unknown), 'class', 'classes')} that the model does not know "
+                f"({', '.join(unknown[:3])}); the model knows {join_first_few(model.classes, 8)}: rename or remove "
+                "unknown classes, or choose classes with --classes."
+            )
+        images = images.with_classes(tuple(model.classes))
     if model.card.is_multi_label:
         images = images.as_multi_hot()
     elif images.multi_hot is not None:
@@ -161,14 +161,3 @@ def _choose_images(
         console.say(f"note: {note}")
     print_notes(console, images, reading, chosen)
     return images, chosen, train_labels
-
-
-def match_classes(images: ImageSet, classes: Sequence[str]) -> ImageSet:
-    """Return a set whose labels are renumbered in the order of the model's classes, matched by class name."""
-    if unknown := [name for name in images.classes if name not in classes]:
-        raise UserError(
-            f"{images.location} has {counted(len(unknown), 'class', 'classes')} that the model does not know "
-            f"({', '.join(unknown[:3])}); the model knows {join_first_few(classes, 8)}: rename or remove unknown "
-            "classes, or choose classes with --classes."
-        )
-    return images.with_classes(tuple(classes))

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from paucal.data.decode import DEFAULT_DECODE_OPTIONS
@@ -18,7 +17,6 @@ from paucal.tasks.detection.conclusion import evaluate_images, write_evaluation
 from paucal.tasks.detection.evaluation import MASK_PREFIX, format_score, require_coco_eval
 from paucal.tasks.detection.images import BoxedImages, open_boxed_images
 from paucal.tasks.detection.model import DetectorCard, load_detector
-from paucal.tasks.detection.network.detector import Detector
 from paucal.types import UserError
 from paucal.verbs.eval.images import choose_images, print_notes, report_folder
 from paucal.verbs.eval.settings import EvalSettings
@@ -30,25 +28,15 @@ SCORE_TITLES = {"ap": "AP", "ap50": "AP50", f"{MASK_PREFIX}ap": "mask AP", f"{MA
 
 @dataclass(frozen=True)
 class DetectedSet:
-    """The scores of a detector on one set of images.
+    """The scores of a detector on one set of images."""
 
-    Attributes:
-        data: Name of the set.
-        images: Number of images.
-        scores: "ap" and "ap50" with their 95 % intervals, and for masks also "mask_ap" and "mask_ap50".
-        metrics: All scores without intervals, by name.
-        per_class: Average precision (AP) by class name; None for classes without an object.
-        folder: Folder of tables, figures and all detections.
-        mask_per_class: Average precision of masks by class name; None as in `per_class`. Empty if there are no masks.
-    """
-
-    data: str
-    images: int
-    scores: Mapping[str, Score]
-    metrics: Mapping[str, float]
-    per_class: Mapping[str, float | None]
-    folder: Path
-    mask_per_class: Mapping[str, float | None] = field(default_factory=dict)
+    data: str  # name of the set
+    images: int  # number of images
+    scores: Mapping[str, Score]  # "ap" and "ap50" with 95 % intervals, and for masks also "mask_ap" and "mask_ap50"
+    metrics: Mapping[str, float]  # all scores without intervals, by name
+    per_class: Mapping[str, float | None]  # average precision (AP) by class name; None for classes without an object
+    folder: Path  # folder of tables, figures and all detections
+    mask_per_class: Mapping[str, float | None] = field(default_factory=dict)  # AP of masks; empty if there are no masks
 
 
 def evaluate_detector(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[DetectedSet]:
@@ -59,8 +47,21 @@ def evaluate_detector(model: str, data: Sequence[str], settings: EvalSettings, c
     results = []
     for target in data or [None]:
         boxed, positions = _open_images(run, target, settings, card, console)
-        folder = report_folder(run, target, data, settings)
-        results.append(_evaluate_set(detector, card, device, boxed, positions, folder, settings, console))
+        folder, name, indices = report_folder(run, target, data, settings), boxed.images.name, positions.tolist()
+        # A batch larger than EVAL_BATCH would be padded more.
+        batch_size = EVAL_BATCH if settings.batch_size is None else min(EVAL_BATCH, settings.batch_size)
+        loader = evaluation_loader(boxed, positions, card, settings.workers, batch_size)
+        with console.progress("evaluating") as advance:
+            detections, evaluation = evaluate_images(detector, card, device, boxed, positions, loader, advance)
+        write_evaluation(folder, folder, evaluation, detections, boxed, indices, card, {"data": name})
+        class_scores = sorted((value, label) for label, value in evaluation.per_class.items() if value is not None)
+        worst = ", ".join(f"{label} {value:.3f}" for value, label in class_scores[:MAX_WORST_CLASSES])
+        titles = {score: title for score, title in SCORE_TITLES.items() if score in evaluation.scores}
+        scores = ", ".join(f"{title} {format_score(evaluation.scores[score])}" for score, title in titles.items())
+        console.say(f"{name}: {scores} on {counted(len(indices), 'image')}; tables and figures are in {folder}")
+        console.say(f"AP by class, lowest first: {worst}")
+        by_class = evaluation.per_class, folder, evaluation.mask_per_class
+        results.append(DetectedSet(name, len(indices), evaluation.scores, evaluation.metrics, *by_class))
     return results
 
 
@@ -96,32 +97,3 @@ def with_classes(boxed: BoxedImages, classes: Sequence[str]) -> BoxedImages:
     numbers = np.asarray([list(classes).index(name) for name in boxed.classes], dtype=np.int64)
     relabelled = {key: replace(boxes, labels=numbers[boxes.labels]) for key, boxes in boxed.boxes.items()}
     return replace(boxed, boxes=relabelled)
-
-
-def _evaluate_set(
-    detector: Detector,
-    card: DetectorCard,
-    device: torch.device,
-    boxed: BoxedImages,
-    positions: NDArray[np.int64],
-    folder: Path,
-    settings: EvalSettings,
-    console: Console,
-) -> DetectedSet:
-    indices = positions.tolist()
-    batch_size = EVAL_BATCH
-    if settings.batch_size is not None:
-        batch_size = min(batch_size, settings.batch_size)  # a larger batch would be padded more
-    loader = evaluation_loader(boxed, positions, card, settings.workers, batch_size)
-    with console.progress("evaluating") as advance:
-        detections, evaluation = evaluate_images(detector, card, device, boxed, positions, loader, advance)
-    write_evaluation(folder, folder, evaluation, detections, boxed, indices, card, {"data": boxed.images.name})
-    class_scores = sorted((value, name) for name, value in evaluation.per_class.items() if value is not None)
-    worst = ", ".join(f"{name} {value:.3f}" for value, name in class_scores[:MAX_WORST_CLASSES])
-    titles = {name: title for name, title in SCORE_TITLES.items() if name in evaluation.scores}
-    scores = ", ".join(f"{title} {format_score(evaluation.scores[name])}" for name, title in titles.items())
-    name, count = boxed.images.name, len(indices)
-    console.say(f"{name}: {scores} on {counted(count, 'image')}; tables and figures are in {folder}")
-    console.say(f"AP by class, lowest first: {worst}")
-    per_class, mask_per_class = evaluation.per_class, evaluation.mask_per_class
-    return DetectedSet(name, count, evaluation.scores, evaluation.metrics, per_class, folder, mask_per_class)

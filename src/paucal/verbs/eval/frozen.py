@@ -79,10 +79,13 @@ def evaluate_frozen(
 
     If `data` is empty, the images of the run are used; "table9" in `data` means all available data sets of that suite.
     """
-    names = [model]
-    if settings.compare is not None:
-        names += settings.compare
-    _check_settings(settings, len(names) - 1)
+    names = [model, *(settings.compare or ())]
+    if settings.cache is not None and settings.no_cache:
+        raise UserError("--cache and --no-cache contradict each other: remove either one.")
+    if len(names) - 1 > MAX_COMPARED:
+        raise UserError(
+            f"--compare names {len(names) - 1} models, but at most {MAX_COMPARED} are supported: give fewer models."
+        )
     run = find_run(model)
     if run is None and not data:
         raise UserError(f"give DATA to evaluate {model!r} on, before the flags: only a run has its own images.")
@@ -95,8 +98,9 @@ def evaluate_frozen(
         images = _leave_out_seen(opened_data, model, console)
         remarks_on_seen = _report_seen(images, names, console)
         # Some sets of the suite have several classes per image, which some protocols do not support.
-        supported: list[Protocol] = [name for name in protocols if images.labels.ndim == 1 or name in MULTI_LABEL]
-        applied: Sequence[Protocol] = supported if SUITE in data else protocols
+        applied: list[Protocol] = [
+            name for name in protocols if SUITE not in data or images.labels.ndim == 1 or name in MULTI_LABEL
+        ]
         scores = [evaluate_backbone(subject, images, applied, options, console.progress) for subject in subjects]
         outcomes = {subject.name: found for subject, found in zip(subjects, scores, strict=True)}
         rows += table.compare(images.name, outcomes, Bootstrap(settings.seed, settings.bootstrap))
@@ -124,22 +128,10 @@ def evaluate_frozen(
     return FrozenTable(rows, description, folder)
 
 
-def _check_settings(settings: FrozenSettings, n_compared: int) -> None:
-    if settings.cache is not None and settings.no_cache:
-        raise UserError("--cache and --no-cache contradict each other: remove either one.")
-    if n_compared > MAX_COMPARED:
-        raise UserError(
-            f"--compare names {n_compared} models, but at most {MAX_COMPARED} are supported: give fewer models."
-        )
-
-
 def _open_subjects(
     names: Sequence[str], settings: EvalSettings, protocols: Sequence[Protocol], console: Console
 ) -> list[FrozenBackbone]:
-    """Open the models and print their names, sizes and weights, before any image is read.
-
-    A UserError is raised if a model does not have the requested features.
-    """
+    """Open the models and print their names, sizes and weights; refuse a model without the requested features."""
     is_run = {name: find_run(name) is not None for name in names}
     options = {name: getattr(settings, name) for name in ("model", "network", "pretrained", "seed")}
     subjects = []
@@ -147,7 +139,12 @@ def _open_subjects(
         # A run that is compared with a timm model keeps its input size; --img-size is refused if all models are runs.
         image_size = None if is_run[name] and not all(is_run.values()) else settings.img_size
         subjects.append(open_frozen(name, settings.device, image_size=image_size, **options))
-    subjects = _with_unique_names(subjects)
+    used_names = {RANDOM_NAME}
+    for number, subject in enumerate(subjects):
+        numbered_names = (f"{subject.name} ({suffix})" for suffix in count(2))
+        name = next(name for name in chain([subject.name], numbered_names) if name not in used_names)
+        used_names.add(name)
+        subjects[number] = replace(subject, name=name)
     if not settings.no_floor and not subjects[0].random:
         subjects.append(random_baseline(subjects[0], settings.seed))
     for subject in subjects:
@@ -158,16 +155,6 @@ def _open_subjects(
         size = f"{subject.parameters / 1e6:.2f} M parameters"
         console.say(f"{subject.name}: {subject.spec.name}, {size}, {subject.weights}")
     return subjects
-
-
-def _with_unique_names(subjects: Sequence[FrozenBackbone]) -> list[FrozenBackbone]:
-    used_names, renamed = {RANDOM_NAME}, []
-    for subject in subjects:
-        class_names_by_line = (f"{subject.name} ({number})" for number in count(2))
-        name = next(name for name in chain([subject.name], class_names_by_line) if name not in used_names)
-        used_names.add(name)
-        renamed.append(replace(subject, name=name))
-    return renamed
 
 
 def _batch_size(settings: EvalSettings, subject: FrozenBackbone) -> int:
@@ -200,9 +187,8 @@ def _common_reading(subjects: Sequence[FrozenBackbone]) -> DecodeOptions:
     if len({preprocessing.channels for preprocessing in inputs}) > 1:
         channels = ", ".join(f"{subject.name} {subject.preprocessing.channels}" for subject in subjects)
         raise UserError(f"the models read different numbers of channels ({channels}): use separate calls.")
-    return decode_options_for_size(
-        [max(max(preprocessing.image_size) for preprocessing in inputs)], inputs[0].decode_options
-    )
+    largest_side = max(max(preprocessing.image_size) for preprocessing in inputs)
+    return decode_options_for_size([largest_side], inputs[0].decode_options)
 
 
 def _open_sets(
@@ -243,10 +229,7 @@ def _leave_out_seen(data: EvaluationData, model: str, console: Console) -> Evalu
 
 
 def _report_seen(data: EvaluationData, models: Sequence[str], console: Console) -> dict[str, list[str]]:
-    """Print how many test images each model was pre-trained on without labels; return these notes by model name.
-
-    A UserError is raised if a model has seen the labels of test images.
-    """
+    """Print and return, by model, how many test images it was pre-trained on; refuse a model that saw their labels."""
     runs, test = {name: find_run(name) or find_run_of_init(name) for name in models}, data.split_positions["test"]
     for name, run in runs.items():
         require_unseen(name, run, data.images, test)
@@ -279,10 +262,7 @@ def _describe_evaluation(
 
 
 def _update_report(run: RunFolder, say: Callable[[str], None]) -> None:
-    """Rewrite the report of a run of `paucal train` or `paucal pretrain`, if there is one.
-
-    If the report cannot be written, the evaluation still succeeds, since the scores are stored.
-    """
+    """Rewrite the report of a run, if there is one; a failure is only printed, since the scores are stored."""
     write = REPORTS.get(run.verb)
     if write is None or not (run.path / REPORT_FILE).is_file():
         return
@@ -295,10 +275,7 @@ def _update_report(run: RunFolder, say: Callable[[str], None]) -> None:
 def _draw_matches(
     folder: Path, subject: FrozenBackbone, data: EvaluationData, options: ProtocolOptions, say: Callable[[str], None]
 ) -> None:
-    """Draw the most confident matches between a few test images and their second views.
-
-    If the matches cannot be drawn, `say` prints the reason, and the evaluation still succeeds.
-    """
+    """Draw the most confident matches between a few test images and their second views, or print why this fails."""
     try:
         sample = balanced_sample(data.labels, data.split_positions["test"], MATCHED_IMAGES, options.seed)
         views = product(sample, options.changes)
@@ -334,7 +311,7 @@ def scored_matches(matches: Correspondence, geometry: Sequence[Tensor]) -> tuple
     """Return the matches that the protocol scores, and a mask of the correct matches among them.
 
     The protocol scores the most confident matches whose true position is within the second view. `matches` has a match
-    for each grid position of the first view, the most confident first. `geometry` has the (2, 3) affine matrix of each
+    for each grid position of the first view, the most confident first. `geometry` has a (2, 3) affine matrix for each
     view, which maps positions in the view to positions in the image.
     """
     grid, (rows, columns) = matches.grids

@@ -45,27 +45,17 @@ MASKS = "masks"  # subfolder for predicted masks
 
 @dataclass(frozen=True)
 class ChosenImages:
-    """Images that a model is evaluated on.
+    """Images that a model is evaluated on."""
 
-    Attributes:
-        positions: Positions of the images in the set, in ascending order.
-        groups: Group number of each image of the set; None if the images are independent of each other.
-    """
-
-    positions: NDArray[np.int64]
+    positions: NDArray[np.int64]  # positions of the images in the set, in ascending order
     notes: tuple[str, ...] = ()
-    groups: NDArray[np.int64] | None = None
+    groups: NDArray[np.int64] | None = None  # group number of each image of the set; None if images are independent
 
 
 def print_notes(console: Console, images: ImageSet, reading: DecodeOptions, chosen: ChosenImages) -> None:
     """Print notes on the chosen images, in addition to the notes that were printed when the set was opened."""
     for note in (*bit_depth_notes(images, reading), *chosen.notes):
         console.say(f"note: {note}")
-
-
-def split_of_run(part: str | None) -> str:
-    """Return the split of a run's own images that `--part` names, by default the test images."""
-    return part or TEST
 
 
 def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: str | None) -> ChosenImages:
@@ -75,7 +65,7 @@ def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: st
     left out if its label was used to train or select the run, or an earlier run that gave the run's initial weights.
     `target` is the argument DATA of `paucal eval`; None for the images of the run.
     """
-    run_part = split_of_run(part)
+    run_part = part or TEST
     if target is None:
         split = read_split(run.split, images)
         advice = f"{run.path} has no {run_part} images: choose another --part, or give DATA."
@@ -124,10 +114,9 @@ def is_data_of_run(run: RunFolder, target: str, settings: LabelledDataSettings) 
 
 
 def _declared_positions(images: ImageSet, part: str | None, target: str) -> NDArray[np.int64]:
-    """Return the positions of the images whose declared split is `part`.
+    """Return the positions of the images whose declared split is `part`; "test" means the declared held-out images.
 
-    If `part` is "test" or None, return the positions of the images that are declared as held out. If there are no such
-    images, return all positions if `part` is None, and raise a UserError if `part` is "test".
+    If `part` is None, return the held-out images or, if no images are declared as such, all images.
     """
     declared, held_out = np.asarray(images.declared_splits, dtype="<U6"), held_out_part(images.declared_splits)
     declared_part = held_out if part in (None, TEST) else part
@@ -179,8 +168,7 @@ def open_data(
 ) -> EvaluationData:
     """Open a data set for frozen features, with the splits of the run if all its images are images of the run.
 
-    If `target` is None, the images of the run are opened. `run` is None for weights files and timm models. A UserError
-    is raised if the data set does not exist or lacks a split.
+    If `target` is None, the images of the run are opened. `run` is None for weights files and timm models.
     """
     with console.progress("reading images") as advance:
         if target is not None and (folder := _voc_folder(target, settings)) is not None:
@@ -211,10 +199,7 @@ def open_image_set(settings: OpeningSettings) -> ImageSet:
 
 
 def _voc_folder(target: str, settings: OpeningSettings) -> Path | None:
-    """Return the folder of VOC2007 if `target` is its name or its folder; otherwise None.
-
-    If there is no data root, an existing path takes precedence over the name.
-    """
+    """Return the folder of VOC2007 if `target` is its folder, or its name and no path in its place; otherwise None."""
     path = Path(target)
     if target == VOC_NAME and (settings.data_root is not None or not path.exists()):
         return find_voc2007(settings.data_root, settings.download)
@@ -222,10 +207,9 @@ def _voc_folder(target: str, settings: OpeningSettings) -> Path | None:
 
 
 def _splits_of_run(run: RunFolder, images: ImageSet, target: str | None) -> Split | None:
-    """Return the splits that a run assigns to the images; None if new splits must be drawn.
+    """Return the splits that a run assigns to the images; None if some images do not belong to the run.
 
-    New splits are drawn if some images do not belong to the run. They are also drawn for a pre-training run, which has
-    no splits; since it saw no labels, no label of a test image can leak.
+    A pre-training run has no splits; since it saw no labels, no label of a test image can leak through new splits.
     """
     if run.config.is_file() and run.verb == "pretrain":
         return None
@@ -240,10 +224,7 @@ def _splits_of_run(run: RunFolder, images: ImageSet, target: str | None) -> Spli
 def check_result_folders(
     model: str, data: Sequence[str], settings: EvalSettings, extra_files: Sequence[str] = ()
 ) -> None:
-    """Raise a UserError if results cannot be written to their folders; called before any computation.
-
-    `extra_files` has the names of further result files; see `check_results`.
-    """
+    """Refuse folders to which results cannot be written; `extra_files` are those of `check_results`."""
     frozen = any(name != "classification" for name in settings.protocols)
     folders = [table_folder(model, settings)] if frozen else []
     images = {"DATA": None}
@@ -266,12 +247,9 @@ def table_folder(model: str, settings: EvalSettings) -> Path:
 
 
 def report_folder(run: RunFolder, target: str | None, data: Sequence[str], settings: EvalSettings) -> Path:
-    """Return the folder for the report on the data set `target`, or on the run's own images if `target` is None.
-
-    `data` has all data sets of the evaluation, whose folder names must differ.
-    """
+    """Return the folder for the report on `target`, one of the sets `data`, or on the run's images if it is None."""
     if target is None:
-        name = split_of_run(settings.part)
+        name = settings.part or TEST
     else:
         name = _folder_name(target, data) + (f"-{settings.part}" if settings.part else "")
     if settings.scales or settings.mirror:  # kept apart from the run's own results

@@ -166,8 +166,12 @@ def evaluate_model(model: str, data: Sequence[str], settings: EvalSettings, cons
         if getattr(settings, name):
             raise UserError(f"--{name} {reason}: give --protocol classification, or remove --{name}.")
     protocols: list[Protocol] = [name for name in PROTOCOLS if name in requested]
-    if not protocols:
-        _refuse_frozen(settings)
+    for item in fields(FrozenSettings) if not protocols else ():
+        if item.name != "seed" and getattr(settings, item.name) != item.default:  # the seed has other uses
+            raise UserError(
+                f"{flag(item.name)} is for frozen features: give --protocol with {', '.join(PROTOCOLS[:-1])} or "
+                f"{PROTOCOLS[-1]}, or remove {flag(item.name)}."
+            )
     task = task_of(model) if "classification" in requested else CLASSIFICATION
     if settings.scales is not None and task != SEGMENTATION:
         raise UserError(f"--scales needs a segmentation model, but {model} is for {task}: remove --scales.")
@@ -178,16 +182,6 @@ def evaluate_model(model: str, data: Sequence[str], settings: EvalSettings, cons
     folder = table_folder(model, settings)
     table = evaluate_frozen(model, data, protocols, settings, folder, console) if protocols else None
     return Evaluation(model, reports, table)
-
-
-def _refuse_frozen(settings: EvalSettings) -> None:
-    """Refuse settings that only the protocols on frozen features use; the seed is allowed, as it has other uses."""
-    for item in fields(FrozenSettings):
-        if item.name != "seed" and getattr(settings, item.name) != item.default:
-            raise UserError(
-                f"{flag(item.name)} is for frozen features: give --protocol with {', '.join(PROTOCOLS[:-1])} or "
-                f"{PROTOCOLS[-1]}, or remove {flag(item.name)}."
-            )
 
 
 def _evaluate_task(model: str, data: Sequence[str], task: str, settings: EvalSettings, console: Console) -> Evaluation:

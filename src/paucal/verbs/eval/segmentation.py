@@ -15,7 +15,7 @@ from paucal.metrics.intervals import Score
 from paucal.runner.console import Console
 from paucal.runner.images import decode_images
 from paucal.runner.resuming import typed_settings
-from paucal.runs import RunFolder, open_model_folder
+from paucal.runs import open_model_folder
 from paucal.tasks.segmentation.evaluation import count_and_write_masks
 from paucal.tasks.segmentation.images import SegmentationData, open_segmentation_data
 from paucal.tasks.segmentation.job import check_factors
@@ -29,7 +29,7 @@ from paucal.tasks.segmentation.scores import (
 )
 from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.types import UserError
-from paucal.verbs.eval.images import MASKS, ChosenImages, choose_images, print_notes, report_folder
+from paucal.verbs.eval.images import MASKS, choose_images, print_notes, report_folder
 from paucal.verbs.eval.settings import EvalSettings
 from paucal.wording import images_text
 from paucal.writing import replace_folder
@@ -37,17 +37,11 @@ from paucal.writing import replace_folder
 
 @dataclass(frozen=True)
 class SegmentedSet:
-    """The scores of a segmentation model on one set of images.
+    """The scores of a segmentation model on one set of images."""
 
-    Attributes:
-        data: Name of the set.
-        report: Scores with intervals, scores by class, and the confusion matrix.
-        folder: Folder of the tables and the predicted masks.
-    """
-
-    data: str
-    report: SegmentationReport
-    folder: Path
+    data: str  # name of the set
+    report: SegmentationReport  # scores with intervals, scores by class, and the confusion matrix
+    folder: Path  # folder of the tables and the predicted masks
 
     @property
     def scores(self) -> dict[str, Score]:
@@ -68,7 +62,13 @@ def evaluate_segmenter(model: str, data: Sequence[str], settings: EvalSettings, 
     check_factors("scales", settings.scales)
     run = open_model_folder(model)
     network = load_segmenter(run, settings.device)
-    run_settings = _stored_settings(run) if run.config.exists() else SegmentSettings(overlap=network.card.overlap)
+    run_settings = SegmentSettings(overlap=network.card.overlap)
+    if run.config.exists():
+        try:
+            run_settings = typed_settings(run.settings, SegmentSettings)
+        except TypeError as problem:
+            text = f"the settings of {str(run.path)!r} are invalid for a run of paucal segment ({problem})"
+            raise UserError(f"{text}: check the path.") from problem
     given = {name: value for name in ("scales", "mirror") if (value := getattr(settings, name))}
     run_settings = replace(run_settings, **given)
     results = []
@@ -81,17 +81,20 @@ def evaluate_segmenter(model: str, data: Sequence[str], settings: EvalSettings, 
             masked_set = _open_masked(target, network, settings, run_settings.ignore, console)
         selection = choose_images(run, masked_set.images, settings.part, target)
         print_notes(console, masked_set.images, network.decode_options, selection)
-        folder = report_folder(run, target, data, settings)
-        results.append(_evaluate_set(network, masked_set, selection, folder, run_settings, console))
+        folder, name = report_folder(run, target, data, settings), masked_set.images.name
+        options = network.window_options(run_settings.test_scales, run_settings.mirror)
+        options, indices = replace(options, overlap=run_settings.overlap), selection.positions.tolist()
+        with replace_folder(folder / MASKS) as masks, console.progress("evaluating") as advance:
+            tallies = count_and_write_masks(network, masked_set, indices, options, masks, advance)
+        report = segmentation_report(tallies, network.classes, run_settings.seed, selection.groups)
+        write_scores(folder, report, tallies, masked_set.images.keys)
+        console.show(report_table(report))
+        console.say(
+            f"{name}: mean IoU {format_score(report.mean_iou)}, pixel accuracy {format_score(report.accuracy)} "
+            f"(95 % intervals over {images_text(report.images, report.groups)}); tables and masks are in {folder}"
+        )
+        results.append(SegmentedSet(name, report, folder))
     return results
-
-
-def _stored_settings(run: RunFolder) -> SegmentSettings:
-    try:
-        return typed_settings(run.settings, SegmentSettings)
-    except TypeError as problem:
-        text = f"the settings of {str(run.path)!r} are invalid for a run of paucal segment ({problem})"
-        raise UserError(f"{text}: check the path.") from problem
 
 
 def _open_masked(
@@ -103,33 +106,9 @@ def _open_masked(
     with console.progress("reading images") as advance:
         images = decode_images(images_of_pairs(pairs, target), settings, model.decode_options, advance)
     with console.progress("reading masks") as advance:
-        named_classes = NamedClasses(model.card.classes)
-        coding = model.card.coding
-        masked = read_masks(
-            images, pairs, ignore=ignore, named_classes=named_classes, report_progress=advance, coding=coding
-        )
+        meaning = {"ignore": ignore, "named_classes": NamedClasses(model.card.classes), "coding": model.card.coding}
+        masked = read_masks(images, pairs, report_progress=advance, **meaning)
     for note in (*masked.images.notes, *masked.describe_findings()):
         console.say(f"note: {note}")
     split = Split(np.full(len(masked.images), "test", dtype="<U6"), "all images are test images")
     return SegmentationData(masked.images, split, masked=masked)
-
-
-def _evaluate_set(
-    model: SegmentationModel,
-    data: SegmentationData,
-    selection: ChosenImages,
-    folder: Path,
-    run_settings: SegmentSettings,
-    console: Console,
-) -> SegmentedSet:
-    options = replace(model.window_options(run_settings.test_scales, run_settings.mirror), overlap=run_settings.overlap)
-    with replace_folder(folder / MASKS) as masks, console.progress("evaluating") as advance:
-        tallies = count_and_write_masks(model, data, selection.positions.tolist(), options, masks, advance)
-    report = segmentation_report(tallies, model.classes, run_settings.seed, selection.groups)
-    write_scores(folder, report, tallies, data.images.keys)
-    console.show(report_table(report))
-    console.say(
-        f"{data.images.name}: mean IoU {format_score(report.mean_iou)}, pixel accuracy {format_score(report.accuracy)} "
-        f"(95 % intervals over {images_text(report.images, report.groups)}); tables and masks are in {folder}"
-    )
-    return SegmentedSet(data.images.name, report, folder)

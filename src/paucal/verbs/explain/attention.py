@@ -33,10 +33,7 @@ MAX_TOKENS = 900  # largest number of tokens for which the whole attention matri
 
 
 def heads_view(model: TrainedModel, image: ExplainInput, settings: ExplainSettings) -> dict[str, Figure]:
-    """Draw the attention from the query tokens in each head of the selected layers.
-
-    By default, the query is the class token or, if the model has none, the patch in the middle of the image.
-    """
+    """Draw the attention from the query tokens, by default the class token or the middle patch, in each head."""
     maps = read_attention(model.module, stack_views([image], model))
     layer_indices = _layer_indices(maps, settings.layer) or [len(maps) - 1]
     figures = {}
@@ -92,7 +89,7 @@ SINGLE_IMAGE_VIEWS: dict[str, Callable[[TrainedModel, ExplainInput, ExplainSetti
 
 
 def _spread_layers(depth: int) -> list[int]:
-    """Divide the layers into `SHOWN_LAYERS` groups, and return the index of the middle layer of each group.
+    """Return the index of the middle layer of each of `SHOWN_LAYERS` groups of layers.
 
     Example:
         >>> _spread_layers(12), _spread_layers(4), _spread_layers(1)
@@ -129,13 +126,8 @@ def _parse_tokens(names: list[str] | None, layer: AttentionMap) -> list[Token]:
 class EntropyAccumulator:
     """Mean entropies of the attention of all heads over a set of images, accumulated batch by batch.
 
-    Args:
-        model: Model for which the images were preprocessed.
-        compared_models: Names of other models. Each gets the same parts of the images, resized to its own input size.
-        device: Device of the other models.
-
-    Attributes:
-        images: Number of images added so far.
+    The images are preprocessed for `model`. Each of the other models, which are opened on `device`, gets the same parts
+    of the images, resized to its own input size.
     """
 
     def __init__(self, model: TrainedModel, compared_models: Sequence[str], device: str) -> None:
@@ -148,7 +140,7 @@ class EntropyAccumulator:
         self._first = model
         self._sums: dict[str, dict[str, Tensor]] = {name: {} for name in self.models}
         self._uniform_bits: dict[str, dict[str, float]] = {}
-        self.images = 0
+        self.images = 0  # number of images added so far
 
     def add(self, batch: Sequence[ExplainInput]) -> None:
         """Add the entropies for a batch of images."""

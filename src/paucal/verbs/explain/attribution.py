@@ -28,14 +28,12 @@ def choose_method(model: TrainedModel, requested: str) -> tuple[str, str]:
         raise UserError(f"--method is {requested!r}{suggestion}; expected auto or one of {', '.join(METHODS)}.")
     applicable = methods_of(model.module)
     if requested not in applicable:
+        requirement = {"attention": "attention", "rules": "a ViT, DeiT, LV-ViT or DHVT"}[METHODS[requested].needs]
         raise UserError(
-            f"--method {requested} needs {_NEEDS[METHODS[requested].needs]}, which {model.card.backbone.name} lacks: "
-            f"use {', '.join(applicable)}, or auto."
+            f"--method {requested} needs {requirement}, which {model.card.backbone.name} lacks: use "
+            f"{', '.join(applicable)}, or auto."
         )
     return requested, f"method: {METHODS[requested].title}"
-
-
-_NEEDS = {"attention": "attention", "rules": "a ViT, DeiT, LV-ViT or DHVT"}  # words for `needs` of a method
 
 
 def class_numbers(model: TrainedModel, names: Sequence[str] | None) -> list[int] | None:

@@ -6,7 +6,7 @@ epoch or, if the run has no validation images, of the last epoch.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from paucal.backbones.features import FeatureBackbone
 from paucal.explain.features import Correspondence, match_images
 from paucal.explain.figures.attention import tokens_figure
-from paucal.explain.figures.cells import OffsetView, all_pairs, matches_figure, offsets_figure
+from paucal.explain.figures.cells import OffsetView, all_pairs, offsets_figure
+from paucal.explain.figures.cells import matches_figure as draw_matches
 from paucal.explain.prepared import prepare_for_hooks
 from paucal.labeling import DenseTeacher
 from paucal.losses.drloc_targets import pair_classes, pair_targets
@@ -30,7 +31,7 @@ from paucal.runs import open_model_folder
 from paucal.runs.weights import load_checkpoint
 from paucal.tasks.classification.trainer_inputs import LOSS_COLUMN
 from paucal.types import UserError
-from paucal.verbs.explain.inputs import ExplainInput, convert_model_input, file_stem, stack_views
+from paucal.verbs.explain.inputs import ExplainInput, convert_model_input, stack_views
 from paucal.verbs.explain.settings import PATCH_POSITION
 from paucal.wording import first_line
 
@@ -83,13 +84,8 @@ def predict_offsets(term: DrLoc, model: TrainedModel, image: ExplainInput) -> Of
     return OffsetView(predicted.cpu().view(count, count, 2), truth[0].cpu().view(count, count, 2), size, signed)
 
 
-def localization_figures(
-    term: DrLoc, model: TrainedModel, image: ExplainInput, tokens: Sequence[str] | None
-) -> Iterator[tuple[str, Figure]]:
-    """Draw the predicted offset between a patch and a corner of the image, and the errors of all predicted offsets.
-
-    The patch is the first one given in `tokens`, by default the middle patch.
-    """
+def localization_figure(term: DrLoc, model: TrainedModel, image: ExplainInput, tokens: Sequence[str] | None) -> Figure:
+    """Draw the predicted offset from the first patch in `tokens` (or the middle one) to a corner, and all errors."""
     view = predict_offsets(term, model, image)
     rows, columns = view.grid
     match = next(filter(None, map(PATCH_POSITION.fullmatch, tokens or ())), None)
@@ -97,7 +93,7 @@ def localization_figures(
     if patch[0] >= rows or patch[1] >= columns:
         raise UserError(f"--token: the patch {patch} lies outside the grid of {rows}x{columns} patches: count from 0.")
     corner = (0, 0) if patch != (0, 0) else (rows - 1, columns - 1)
-    yield f"{file_stem(image.name)}_localization", offsets_figure(image.picture, view, corner, patch)
+    return offsets_figure(image.picture, view, corner, patch)
 
 
 def _offsets_in_patches(outputs: tuple[Tensor, Tensor], options: DrLocOptions, size: tuple[int, int]) -> Tensor:
@@ -123,43 +119,36 @@ def _offsets_in_patches(outputs: tuple[Tensor, Tensor], options: DrLocOptions, s
 
 
 class PatchClassifiers:
-    """Classifies every patch of an image with one or several models, as token labeling does with its teacher.
+    """Classifies every patch of an image as token labeling does, with a model and, if named, with a teacher beside it.
 
-    Args:
-        models: (title, model) pairs. Images must be preprocessed for the last model; the other models must have all
-            classes of the last model.
+    The teacher must have all classes of the model, for which the images are preprocessed.
     """
 
-    def __init__(self, models: list[tuple[str, TrainedModel]]) -> None:
-        self._model = models[-1][1]
-        self.classes = self._model.classes
+    def __init__(self, model: TrainedModel, teacher: str | None, device: str) -> None:
+        self._model = model.require_classifier()
+        models = {"predicted classes of the patches": model}
+        if teacher is not None:
+            other = open_named(teacher, device, setting="--teacher").require_classifier()
+            if missing := [name for name in model.classes if name not in other.classes]:
+                raise UserError(
+                    f"--teacher: {teacher} lacks the class {missing[0]!r} of the model: give another teacher."
+                )
+            models = {"teacher": other, "student": model}
         self._models = [
-            (title, model, DenseTeacher(model.module, model.card.preprocessing.image_size)) for title, model in models
+            (title, shown, DenseTeacher(shown.module, shown.card.preprocessing.image_size))
+            for title, shown in models.items()
         ]
 
+    @torch.no_grad()
     def figure(self, image: ExplainInput) -> Figure:
         """Draw an image with the predicted classes of its patches from all models."""
-        maps = [(title, self._token_probabilities(model, dense, image)) for title, model, dense in self._models]
-        return tokens_figure(image.picture, maps, self.classes)
-
-    @torch.no_grad()
-    def _token_probabilities(self, model: TrainedModel, dense: DenseTeacher, image: ExplainInput) -> Tensor:
-        maps, _ = dense(convert_model_input(image.view[None], self._model, model))
-        order = [model.classes.index(name) for name in self.classes]
-        logits = maps[0].float()
-        return (logits.sigmoid() if model.card.is_multi_label else logits.softmax(0))[order].cpu()
-
-
-def open_patch_classifiers(model: TrainedModel, teacher: str | None, device: str) -> PatchClassifiers:
-    """Return the views of a model's predictions for patches, beside those of the teacher if `teacher` is given."""
-    model.require_classifier()
-    if teacher is None:
-        return PatchClassifiers([("predicted classes of the patches", model)])
-    other = open_named(teacher, device, setting="--teacher").require_classifier()
-    missing = [name for name in model.classes if name not in other.classes]
-    if missing:
-        raise UserError(f"--teacher: {teacher} lacks the class {missing[0]!r} of the model: give another teacher.")
-    return PatchClassifiers([("teacher", other), ("student", model)])
+        shares = []
+        for title, model, dense in self._models:
+            logits = dense(convert_model_input(image.view[None], self._model, model))[0][0].float()
+            probabilities = logits.sigmoid() if model.card.is_multi_label else logits.softmax(0)
+            order = [model.classes.index(name) for name in self._model.classes]
+            shares.append((title, probabilities[order].cpu()))
+        return tokens_figure(image.picture, shares, self._model.classes)
 
 
 def mirror_match_mask(matches: Correspondence) -> Tensor:
@@ -168,7 +157,7 @@ def mirror_match_mask(matches: Correspondence) -> Tensor:
     return (matches.second == truth).all(1)
 
 
-def matches_figures(model: TrainedModel, pair: list[ExplainInput]) -> Iterator[tuple[str, Figure]]:
+def matches_figure(model: TrainedModel, pair: list[ExplainInput]) -> Figure:
     """Draw the matches between the patches of two images, or of one image and its mirror image."""
     first = pair[0]
     mirrored = ExplainInput(f"{first.name}, mirrored", first.picture[:, ::-1].copy(), first.view.flip(-1))
@@ -177,7 +166,5 @@ def matches_figures(model: TrainedModel, pair: list[ExplainInput]) -> Iterator[t
     matches = match_images(model.module, inputs[0], inputs[1])
     is_correct = mirror_match_mask(matches) if len(pair) == 1 else None
     correct_text = "" if is_correct is None else f": {int(is_correct.sum())} of {len(is_correct)} correct"
-    figure = matches_figure(
-        (first.picture, second.picture), matches, (first.name, f"{second.name}{correct_text}"), is_correct
-    )
-    yield f"{file_stem(first.name)}_matches", figure
+    names = (first.name, f"{second.name}{correct_text}")
+    return draw_matches((first.picture, second.picture), matches, names, is_correct)

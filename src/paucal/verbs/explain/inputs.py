@@ -34,17 +34,17 @@ def read_images(
     """Return an upper bound on the number of images, and an iterator that reads one image at a time."""
     reading = model.card.preprocessing.decode_options
     image_sets = open_sources(sources, console, reading)
-    return sum(map(len, image_sets)), _as_inputs(read_all(image_sets, reading, on_bad, console), model)
 
+    def read() -> Iterator[ExplainInput]:
+        for number, (path, picture) in enumerate(read_all(image_sets, reading, on_bad, console), start=1):
+            name = f"image {number}" if path is None else Path(path).name
+            try:
+                explain_input = prepare_input(name, picture, model.card.preprocessing)
+            except ValueError as problem:
+                raise UserError(f"image {number} is not supported ({problem}): convert the image to RGB.") from problem
+            yield explain_input
 
-def _as_inputs(pictures: Iterator[tuple[str | None, Image.Image]], model: TrainedModel) -> Iterator[ExplainInput]:
-    for number, (path, picture) in enumerate(pictures, start=1):
-        name = f"image {number}" if path is None else Path(path).name
-        try:
-            explain_input = prepare_input(name, picture, model.card.preprocessing)
-        except ValueError as problem:
-            raise UserError(f"image {number} is not supported ({problem}): convert the image to RGB.") from problem
-        yield explain_input
+    return sum(map(len, image_sets)), read()
 
 
 def prepare_input(name: str, picture: Image.Image, preprocessing: Preprocessing) -> ExplainInput:

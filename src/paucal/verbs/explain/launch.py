@@ -24,12 +24,7 @@ from paucal.settings.values import settings_from_keywords, with_settings_signatu
 from paucal.types import UserError
 from paucal.verbs.explain.attention import SINGLE_IMAGE_VIEWS, EntropyAccumulator, features_figures
 from paucal.verbs.explain.attribution import choose_method, class_numbers, explain_batch
-from paucal.verbs.explain.cells import (
-    localization_figures,
-    matches_figures,
-    open_patch_classifiers,
-    open_relative_localizer,
-)
+from paucal.verbs.explain.cells import PatchClassifiers, localization_figure, matches_figure, open_relative_localizer
 from paucal.verbs.explain.inputs import ExplainInput, file_stem, read_images
 from paucal.verbs.explain.settings import VIEWS, ExplainSettings, require_used_settings
 from paucal.verbs.explain.writing import FigureWriter, choose_output_folder
@@ -89,15 +84,18 @@ def explain_all(
 ) -> Explanations:
     """Draw all requested views; see `explain_images`."""
     check_ranges(settings)
-    views = _requested_views(settings)
+    for view in settings.show:
+        if view not in VIEWS:
+            suggestion = did_you_mean(view, VIEWS)
+            raise UserError(f"--show is {view!r}{suggestion}; expected one or more of {', '.join(VIEWS)}.")
+    views = list(dict.fromkeys(settings.show))
     require_used_settings(views, settings)
     if not sources:
         raise UserError("there are no images to explain: give files, folders, PIL images or arrays.")
-    model = (
-        open_named(name, settings.device)
-        if isinstance(name, str)
-        else replace(name, module=to_full_precision(name.module))
-    )
+    if isinstance(name, str):
+        model = open_named(name, settings.device)
+    else:
+        model = replace(name, module=to_full_precision(name.module))
     method = None
     if "attribution" in views:
         method, sentence = choose_method(model, settings.method)
@@ -121,15 +119,6 @@ def explain_all(
         pictures.write_table("entropy", drawer.entropies.table())
     console.say(f"{counted(len(pictures.written), 'picture')} in {pictures.folder}")
     return Explanations(pictures.folder, tuple(pictures.written), method)
-
-
-def _requested_views(settings: ExplainSettings) -> list[str]:
-    for view in settings.show:
-        if view not in VIEWS:
-            raise UserError(
-                f"--show is {view!r}{did_you_mean(view, VIEWS)}; expected one or more of {', '.join(VIEWS)}."
-            )
-    return list(dict.fromkeys(settings.show))
 
 
 def _in_batches(images: Iterator[ExplainInput], views: Sequence[str], size: int) -> Iterator[list[ExplainInput]]:
@@ -160,9 +149,7 @@ class _Drawer:
         if set(views) & NEEDS_ATTENTION:
             require_attention(model.module)
         self._localizer = open_relative_localizer(name, model) if "localization" in views else None
-        self._token_views = (
-            open_patch_classifiers(model, settings.teacher, settings.device) if "tokens" in views else None
-        )
+        self._patches = PatchClassifiers(model, settings.teacher, settings.device) if "tokens" in views else None
         self.entropies = EntropyAccumulator(model, settings.against, settings.device) if "entropy" in views else None
         self._sheet: list[AttributedImage] = []
 
@@ -182,7 +169,7 @@ class _Drawer:
         if self.entropies is not None:
             self.entropies.add(batch)
         if "matches" in self._views:
-            yield from matches_figures(model, batch)
+            yield f"{file_stem(batch[0].name)}_matches", matches_figure(model, batch)
 
     def _draw_image(self, image: ExplainInput) -> Iterator[tuple[str, Figure]]:
         for view in self._views:
@@ -190,9 +177,10 @@ class _Drawer:
                 for label, figure in SINGLE_IMAGE_VIEWS[view](self._model, image, self._settings).items():
                     yield f"{file_stem(image.name)}_{label}", figure
         if self._localizer is not None:
-            yield from localization_figures(self._localizer, self._model, image, self._settings.token)
-        if self._token_views is not None:
-            yield f"{file_stem(image.name)}_tokens", self._token_views.figure(image)
+            figure = localization_figure(self._localizer, self._model, image, self._settings.token)
+            yield f"{file_stem(image.name)}_localization", figure
+        if self._patches is not None:
+            yield f"{file_stem(image.name)}_tokens", self._patches.figure(image)
 
     def draw_all(self) -> Iterator[tuple[str, Figure]]:
         """Yield (name, figure) for each figure that shows all images together."""

@@ -20,9 +20,9 @@ _INVALID_CHARACTERS = re.compile(r"[^\w.-]+")
 
 
 def choose_output_folder(output: str | None, sources: Sequence[Any], default: Path = DEFAULT) -> Path:
-    """Return the folder `output`, or the next numbered folder in `default` if no output is given.
+    """Return the folder `output`, by default the next numbered one in `default`.
 
-    A UserError is raised if the folder is not empty, or lies inside a folder of images in `sources`.
+    It must be empty, and must not lie inside a folder of images in `sources`.
     """
     if output is None:
         numbers = [int(path.name) for path in default.glob("*") if path.name.isdigit()]
@@ -39,23 +39,24 @@ def choose_output_folder(output: str | None, sources: Sequence[Any], default: Pa
 
 
 class FigureWriter:
-    """Writes figures into a folder.
-
-    Attributes:
-        written: Files written so far.
-    """
+    """Writes figures into a folder."""
 
     def __init__(self, folder: Path, kind: Literal["png", "svg", "both"]) -> None:
         self.folder, self.kinds = folder, ("png", "svg") if kind == "both" else (kind,)
-        self.written: list[Path] = []
+        self.written: list[Path] = []  # files written so far
         self._used_names: set[str] = set()
 
     def write(self, label: str, figure: Figure) -> None:
         """Write a figure in each format to a file named after `label`."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        stem = self._file_name(label)
+        valid_text = _INVALID_CHARACTERS.sub("_", label.encode(errors="replace").decode())
+        base = valid_text[-MAX_NAME_LENGTH:].strip("._") or "picture"
+        name, number = base, 2
+        while name.lower() in self._used_names:
+            name, number = f"{base}_{number}", number + 1
+        self._used_names.add(name.lower())
         for kind in self.kinds:
-            path = self.folder / f"{stem}.{kind}"
+            path = self.folder / f"{name}.{kind}"
             content = figure_to_bytes(figure, kind)
             write_atomically(path, lambda file, content=content: file.write(content))
             self.written.append(path)
@@ -64,12 +65,3 @@ class FigureWriter:
         """Write the CSV text `text` with the numbers of a figure to NAME.csv in the same folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.folder / f"{name}.csv", text)
-
-    def _file_name(self, label: str) -> str:
-        valid_text = _INVALID_CHARACTERS.sub("_", label.encode(errors="replace").decode())
-        base = valid_text[-MAX_NAME_LENGTH:].strip("._") or "picture"
-        name, number = base, 2
-        while name.lower() in self._used_names:
-            name, number = f"{base}_{number}", number + 1
-        self._used_names.add(name.lower())
-        return name

@@ -20,17 +20,9 @@ from paucal.cores import threads_restored
 from paucal.export.comparison import Comparison, compare_all
 from paucal.export.formats import GRAPHS
 from paucal.metrics.intervals import wilson_share
-from paucal.runner.console import Console
 from paucal.runner.time_budget import parse_duration
 from paucal.types import UserError
-from paucal.verbs.export.graphs import (
-    VALIDATION_SPLITS,
-    GraphWriter,
-    file_name,
-    has_images,
-    includes_preprocessing,
-    open_comparison_images,
-)
+from paucal.verbs.export import graphs
 from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.students import Student, build_untrained, possible_students, train_student
 from paucal.verbs.export.subjects import ExportableClassifier, ExportableDetector, Subject
@@ -47,13 +39,10 @@ UNIT_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB"
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on the size of a file in bytes, and on its time per image in milliseconds on one thread.
+    """Limits on a file; None means that there is no limit."""
 
-    A limit of None means that there is no limit.
-    """
-
-    size: int | None
-    milliseconds: float | None
+    size: int | None  # in bytes
+    milliseconds: float | None  # per image on one thread
 
     def excess(self, comparison: Comparison) -> float:
         """Return the larger ratio of size to size limit and time to time limit; at most 1 if both limits are met."""
@@ -114,7 +103,7 @@ class Candidate:
     @property
     def name(self) -> str:
         """The name of the file."""
-        return file_name(self.format, self.int8)
+        return graphs.file_name(self.format, self.int8)
 
     def network(self) -> nn.Module:
         """Load the file, and return it as a module."""
@@ -149,71 +138,75 @@ def formats_to_fit(settings: ExportSettings, subject: Subject) -> list[str]:
 
 
 def find_best_file(
-    subject: Subject, formats: Sequence[str], limits: Limits, settings: ExportSettings, work: Path, console: Console
+    subject: Subject, formats: Sequence[str], limits: Limits, settings: ExportSettings, work: Path
 ) -> tuple[Candidate, Comparison]:
-    """Return the best file within the limits, and its comparison with the run's model on test images.
-
-    The file is in a subfolder of `work`.
-    """
-    candidates = list(_write_files(subject, formats, settings, work / "own", console))
-    best = _keep_best(candidates, subject, limits, settings, console)
+    """Return the best file within the limits, in a subfolder of `work`, and its comparison on test images."""
+    candidates, say = list(_write_files(subject, formats, settings, work / "own")), subject.console.say
+    best = _keep_best(candidates, subject, limits, settings)
     if best is None and type(subject) is ExportableClassifier and not subject.card.is_multi_label:
-        if has_images(subject):
-            console.say(f"no file of the run's model is within {limits}: looking for a smaller model to distil it into")
-            student_files = list(_measure_students(subject, formats, limits, settings, work, console))
+        if graphs.has_images(subject):
+            say(f"no file of the run's model is within {limits}: looking for a smaller model to distil it into")
+            student_files = list(_measure_students(subject, formats, limits, settings, work))
             student = next((student for student, files in student_files if _fits_with_margin(limits, files)), None)
             if student is None:
                 candidates += [candidate for _, files in student_files for candidate in files]
             else:
                 title, time = str(student), settings.training_time
-                console.say(f"{title} is within the limits: distilling the run's model into this network for {time}")
-                trained_student = train_student(subject, student, time, work / STUDENT_FOLDER, console)
-                student_candidates = _write_files(trained_student, formats, settings, work / "files", console)
+                say(f"{title} is within the limits: distilling the run's model into this network for {time}")
+                trained_student = train_student(subject, student, time, work / STUDENT_FOLDER)
+                student_candidates = _write_files(trained_student, formats, settings, work / "files")
                 files = [replace(candidate, model=title) for candidate in student_candidates]
                 candidates += files
-                best = _keep_best(files, subject, limits, settings, console)
+                best = _keep_best(files, subject, limits, settings)
         else:
-            console.say(f"note: no smaller model can be trained: the training images of {subject.run.path} are missing")
+            say(f"note: no smaller model can be trained: the training images of {subject.run.path} are missing")
     if best is None:
-        raise UserError(_no_file_message(candidates, limits))
+        if not candidates:
+            raise UserError(f"no file agrees with this model, so no file is within {limits}: use another --format.")
+        closest = min(candidates, key=lambda candidate: limits.excess(candidate.comparison))
+        reason = "" if limits.excess(closest.comparison) > 1 else ", too close to the limit, since measured times vary"
+        raise UserError(
+            f"no file is within {limits}: the closest is {closest.title} with {describe_file(closest.comparison)}"
+            f"{reason}, so nothing was written; give a larger --max-size or --max-ms."
+        )
     return best
 
 
 def _keep_best(
-    files: Sequence[Candidate], subject: Subject, limits: Limits, settings: ExportSettings, console: Console
+    files: Sequence[Candidate], subject: Subject, limits: Limits, settings: ExportSettings
 ) -> tuple[Candidate, Comparison] | None:
     """Return the best file within the limits and its comparison on test images; None if all files exceed the limits."""
 
     def fits(candidate: Candidate) -> bool:
-        return limits.excess(_time_again(candidate, candidate.comparison, limits, settings, console)) <= 1
+        return limits.excess(_time_again(candidate, candidate.comparison, limits, settings)) <= 1
 
     for candidate in sorted(filter(fits, files), key=lambda candidate: candidate.quality, reverse=True):
-        comparison, image_text = _evaluate_file(candidate, subject, settings, console)
-        comparison = _time_again(candidate, comparison, limits, settings, console)
+        comparison, image_text = _evaluate_file(candidate, subject, settings)
+        comparison = _time_again(candidate, comparison, limits, settings)
         if limits.excess(comparison) <= 1:
             scores = _describe_scores(comparison, subject, image_text)
-            console.say(f"kept {candidate.title}, {describe_file(comparison)} on one thread; {scores}")
+            subject.console.say(f"kept {candidate.title}, {describe_file(comparison)} on one thread; {scores}")
             return candidate, comparison
-        console.say(
+        subject.console.say(
             f"note: {candidate.title} was not kept, since it took {comparison.milliseconds[1]:.2g} ms when timed again"
         )
     return None
 
 
 def _write_files(
-    subject: Subject, formats: Sequence[str], settings: ExportSettings, work_folder: Path, console: Console
+    subject: Subject, formats: Sequence[str], settings: ExportSettings, work_folder: Path
 ) -> Iterator[Candidate]:
     """Write files of a model in all formats, and yield those whose predictions agree with the model's."""
-    writer = GraphWriter(subject, settings, console, process_time)
+    writer = graphs.GraphWriter(subject, settings, process_time)
     with one_thread():
-        writer.open(formats, VALIDATION_SPLITS)
+        writer.open(formats, graphs.VALIDATION_SPLITS)
         for name, int8 in _list_files(subject, formats, settings):
-            folder = work_folder / file_name(name, int8)
+            folder = work_folder / graphs.file_name(name, int8)
             folder.mkdir(parents=True)
             try:
                 comparison = writer.write(name, int8, folder)
             except UserError as problem:
-                console.say(f"note: {problem}")
+                subject.console.say(f"note: {problem}")
                 continue
             assert comparison is not None
             yield Candidate(subject, name, int8, folder, comparison)
@@ -225,10 +218,9 @@ def _measure_students(
     limits: Limits,
     settings: ExportSettings,
     work_folder: Path,
-    console: Console,
 ) -> Iterator[tuple[Student, list[Candidate]]]:
     """Yield students and the files of their untrained networks, until a student has a file within the limits."""
-    images = open_comparison_images(settings.data, TIMED_IMAGES, teacher, console)
+    images = graphs.open_comparison_images(settings.data, TIMED_IMAGES, teacher)
     milliseconds_per_pixel: dict[str, float] = {}  # time of each network's fastest file, by the network's name
     unsuitable: set[str] = set()  # networks whose files are too large or cannot be written
     for choice in possible_students(teacher):
@@ -236,8 +228,8 @@ def _measure_students(
         expected_ms = milliseconds_per_pixel.get(name, 0.0) * side**2
         if name in unsuitable or (limits.milliseconds is not None and expected_ms > 1.2 * limits.milliseconds):
             continue
-        student = build_untrained(teacher, choice, console)
-        writer, files = GraphWriter(student, settings, console, process_time), []
+        student = build_untrained(teacher, choice)
+        writer, files = graphs.GraphWriter(student, settings, process_time), []
         with one_thread():
             writer.open(formats, images=images)
             for number, (format_name, int8) in enumerate(_list_files(student, formats, settings)):
@@ -246,10 +238,10 @@ def _measure_students(
                 try:
                     comparison = writer.measure(format_name, int8, folder)
                 except UserError as problem:
-                    console.note(str(problem))
+                    teacher.console.note(str(problem))
                     continue
                 candidate = Candidate(student, format_name, int8, folder, comparison, str(choice))
-                comparison = _time_again(candidate, comparison, _with_margin(limits), settings, console)
+                comparison = _time_again(candidate, comparison, _with_margin(limits), settings)
                 files.append(replace(candidate, comparison=comparison))
         yield choice, files
         if files and _fits_with_margin(limits, files):
@@ -277,48 +269,32 @@ def _list_files(subject: Subject, formats: Sequence[str], settings: ExportSettin
     return [*((name, False) for name in formats), *int8_files]
 
 
-def _no_file_message(candidates: Sequence[Candidate], limits: Limits) -> str:
-    if not candidates:
-        return f"no file agrees with this model, so no file is within {limits}: use another --format."
-    closest = min(candidates, key=lambda candidate: limits.excess(candidate.comparison))
-    reason = "" if limits.excess(closest.comparison) > 1 else ", too close to the limit, since measured times vary"
-    return (
-        f"no file is within {limits}: the closest is {closest.title} with {describe_file(closest.comparison)}{reason}, "
-        "so nothing was written; give a larger --max-size or --max-ms."
-    )
-
-
-def _evaluate_file(
-    candidate: Candidate, subject: Subject, settings: ExportSettings, console: Console
-) -> tuple[Comparison, str]:
+def _evaluate_file(candidate: Candidate, subject: Subject, settings: ExportSettings) -> tuple[Comparison, str]:
     """Compare a file with the run's model on test images; return the comparison and a description of the images."""
-    test_images = open_comparison_images(settings.data, settings.images, subject, console)
-    student, with_preprocessing = None, includes_preprocessing(candidate.format, settings)
+    test_images = graphs.open_comparison_images(settings.data, settings.images, subject)
+    student, with_preprocessing = None, graphs.includes_preprocessing(candidate.format, settings)
     if candidate.subject is not subject:
-        own_images = open_comparison_images(settings.data, settings.images, candidate.subject, console).images
+        own_images = graphs.open_comparison_images(settings.data, settings.images, candidate.subject).images
         student = candidate.subject, own_images
-    with one_thread(), console.progress(f"evaluating {candidate.name}") as advance:
+    with one_thread(), subject.console.progress(f"evaluating {candidate.name}") as advance:
         arguments = test_images.images, test_images.labels, advance, student, process_time
         comparison = compare_all(subject, candidate.network(), with_preprocessing, *arguments)
     return replace(comparison, size=candidate.comparison.size), test_images.description
 
 
-def _time_again(
-    candidate: Candidate, comparison: Comparison, limits: Limits, settings: ExportSettings, console: Console
-) -> Comparison:
+def _time_again(candidate: Candidate, comparison: Comparison, limits: Limits, settings: ExportSettings) -> Comparison:
     """Time a file again if it is slightly too slow, and return the comparison with the shortest of the measured times.
 
-    Other programs on the machine can only slow a file down, and a trained student must not be rejected because of other
-    programs.
+    Other programs on the machine can only slow a file down, and must not let a trained student be rejected.
     """
-    subject, with_preprocessing = candidate.subject, includes_preprocessing(candidate.format, settings)
+    subject, with_preprocessing = candidate.subject, graphs.includes_preprocessing(candidate.format, settings)
+    if limits.excess(replace(comparison, milliseconds=(0.0, 0.0))) > 1:  # too large
+        return comparison
     for _ in range(MAX_EXTRA_TIMINGS):
-        if (
-            not 1 < limits.excess(comparison) <= MAX_RETIMED_EXCESS
-            or limits.excess(replace(comparison, milliseconds=(0.0, 0.0))) > 1
-        ):
+        if not 1 < limits.excess(comparison) <= MAX_RETIMED_EXCESS:
             break
-        images = open_comparison_images(settings.data, TIMED_IMAGES, subject, console, VALIDATION_SPLITS).images
+        splits = graphs.VALIDATION_SPLITS
+        images = graphs.open_comparison_images(settings.data, TIMED_IMAGES, subject, splits).images
         with one_thread():
             new_timing = compare_all(subject, candidate.network(), with_preprocessing, images, None, clock=process_time)
         original, exported = comparison.milliseconds

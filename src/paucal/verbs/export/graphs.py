@@ -5,7 +5,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from paucal.export.browser_page import runtime_files
 from paucal.export.comparison import Comparison, compare_all
 from paucal.export.formats import GRAPHS, ExportSource
 from paucal.reading import expand_user_path
-from paucal.runner.console import Console
 from paucal.runner.input_images import open_sources, read_all
 from paucal.types import UserError
 from paucal.verbs.export.settings import ExportSettings
@@ -78,26 +77,15 @@ class ComparisonImages:
     description: str  # description of the images for messages
 
 
+@dataclass(eq=False)
 class GraphWriter:
-    """Writes the graph of a model in any format, and compares the files with the model.
+    """Writes the graph of a model in any format, and compares the files with the model."""
 
-    `clock`, which returns the current time in seconds, is used to measure the time per image.
-
-    Attributes:
-        images: Images on which the files are compared with the model.
-    """
-
-    images: ComparisonImages
-
-    def __init__(
-        self,
-        subject: Subject,
-        settings: ExportSettings,
-        console: Console,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self.subject, self.settings, self.console, self.clock = subject, settings, console, clock
-        self.sources: dict[bool, ExportSource] = {}
+    subject: Subject
+    settings: ExportSettings
+    clock: Callable[[], float] = time.perf_counter  # returns the current time in seconds, to measure the time per image
+    sources: dict[bool, ExportSource] = field(default_factory=dict, init=False)
+    images: ComparisonImages = field(init=False)  # images on which the files are compared with the model
 
     def open(
         self, formats: Sequence[str], splits: Sequence[str] = TEST_SPLITS, images: ComparisonImages | None = None
@@ -118,8 +106,9 @@ class GraphWriter:
             return
         uses_own_images = self.settings.data and splits is not TEST_SPLITS and has_images(self.subject)
         data = None if uses_own_images else self.settings.data
-        self.images = open_comparison_images(data, self.settings.images, self.subject, self.console, splits)
-        self.console.say(f"exporting the graph of {self.subject.card.backbone.name}, which takes up to a minute")
+        self.images = open_comparison_images(data, self.settings.images, self.subject, splits)
+        name = self.subject.card.backbone.name
+        self.subject.console.say(f"exporting the graph of {name}, which takes up to a minute")
 
     def write(self, name: str, int8: bool, folder: Path) -> Comparison | None:
         """Write a file into a folder, and return its comparison with the model; None if the file cannot run here.
@@ -130,7 +119,7 @@ class GraphWriter:
         entry, path = GRAPHS[name], folder / file_name(name, int8)
         self._write_graph(name, int8, path)
         if not entry.runs_here:
-            self.console.say(
+            self.subject.console.say(
                 f"{path.name} ({_folder_size(folder) / 2**20:.1f} MiB): converted, with correct shapes; the file "
                 f"was not run, since its runtime only exists for {entry.platform}"
             )
@@ -148,7 +137,7 @@ class GraphWriter:
                     "kept: use another --format."
                 )
             _require_agreement(path.name, comparison, MIN_AGREEMENT, "use another --format")
-        self.console.say(self._describe_comparison(path.name, comparison))
+        self.subject.console.say(self._describe_comparison(path.name, comparison))
         return comparison
 
     def measure(self, name: str, int8: bool, folder: Path) -> Comparison:
@@ -169,7 +158,7 @@ class GraphWriter:
         """Compare a file with the model on the images."""
         images, labels = self.images.images, self.images.labels
         with_preprocessing = includes_preprocessing(name, self.settings)
-        with self.console.progress(f"comparing {path.name}") as advance:
+        with self.subject.console.progress(f"comparing {path.name}") as advance:
             network = GRAPHS[name].load(path)
             comparison = compare_all(
                 self.subject, network, with_preprocessing, images, labels, advance, clock=self.clock
@@ -184,11 +173,10 @@ class GraphWriter:
     def _describe_comparison(self, name: str, comparison: Comparison) -> str:
         model_ms, file_ms = comparison.milliseconds
         agreement_text, accuracy_text = COMPARISON_TEXTS[self.subject.unit]
-        scores = (
-            ""
-            if comparison.accuracy is None
-            else f"; {accuracy_text} {percent(comparison.accuracy[1])}, the model's {percent(comparison.accuracy[0])}"
-        )
+        scores = ""
+        if comparison.accuracy is not None:
+            model_score, file_score = map(percent, comparison.accuracy)
+            scores = f"; {accuracy_text} {file_score}, the model's {model_score}"
         return (
             f"{name} ({comparison.size / 2**20:.1f} MiB): on {comparison.images} {self.images.description} "
             f"{agreement_text.format(percent(comparison.agreement))}, {self._describe_difference(comparison)} at most"
@@ -209,11 +197,12 @@ def _require_agreement(name: str, comparison: Comparison, minimum: float, advice
 
 
 def open_comparison_images(
-    data: str | None, max_images: int, subject: Subject, console: Console, splits: Sequence[str] = TEST_SPLITS
+    data: str | None, max_images: int, subject: Subject, splits: Sequence[str] = TEST_SPLITS
 ) -> ComparisonImages:
     """Return images for comparisons: from `data` or, if `data` is None, from the first non-empty split in `splits`."""
     if data is not None:
-        named_images = read_all(open_sources([data], console, subject.reading), subject.reading, "refuse", console)
+        console, reading = subject.console, subject.reading
+        named_images = read_all(open_sources([data], console, reading), reading, "refuse", console)
         data_images = [image for _, image in islice(named_images, max_images)]
         if not data_images:
             raise UserError(f"--data: {data!r} contains no images: give images on which to compare the files.")

@@ -1,5 +1,6 @@
 """`paucal.export_model`: write files that other programs can run, and compare each with the original model."""
 
+import filecmp
 import json
 import os
 import shlex
@@ -11,9 +12,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from paucal.data.arguments import path_text
+from paucal.evaluation.results import read_report
 from paucal.export.comparison import Comparison
 from paucal.export.formats import GRAPHS
-from paucal.export.hub import push_folder
+from paucal.export.hub import HubFacts, push_folder
+from paucal.export.timm_folder import model_page, with_temperature_in_weights, write_timm_folder
+from paucal.models.saved import read_card
+from paucal.models.trained import TrainedModel
+from paucal.models.weights.local import licence_of
 from paucal.reading import expand_user_path
 from paucal.report.detection import write_detection_report
 from paucal.report.inputs import EXPORTS_FILE
@@ -22,8 +28,9 @@ from paucal.report.page import write_report
 from paucal.report.regression import write_regression_report
 from paucal.report.segmentation import write_segmentation_report
 from paucal.runner.console import Console, RecordingConsole
+from paucal.runner.starts import NONE
 from paucal.runs import RunFolder, open_model_folder
-from paucal.runs.folder import installed_version
+from paucal.runs.folder import PUBLISHED_WEIGHTS, installed_version, iterate_ancestry
 from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError
@@ -32,7 +39,6 @@ from paucal.verbs.export.fitting import STUDENT_FOLDER, Limits, find_best_file, 
 from paucal.verbs.export.graphs import GraphWriter, file_name, staging_folder
 from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.subjects import ExportableClassifier, ExportableDetector, Subject, open_exportable_model
-from paucal.verbs.export.timm_files import find_hub_files, write_timm_files
 from paucal.writing import write_text
 
 DEFAULT_FOLDER = Path("exports")
@@ -45,6 +51,7 @@ REPORT_WRITERS = {
 }
 # Packages whose versions are stored with the comparisons.
 RECORDED_PACKAGES = ("paucal", "torch", "timm", "onnx", "onnxscript", "onnxruntime", "openvino", "nncf", "litert-torch")
+NO_INITIAL_WEIGHTS = "none: the initial weights were random"  # shown in place of the licence of the initial weights
 
 
 @dataclass(frozen=True)
@@ -94,30 +101,31 @@ def export_model(run: str | os.PathLike[str], /, **settings: Any) -> Export:
 def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
     """Write the requested formats, or the best file within limits; see `export_model`."""
     check_ranges(settings)
-    folder = open_model_folder(run)
-    subject = open_exportable_model(folder, console, settings.mirror)
+    subject = open_exportable_model(open_model_folder(run), console, settings.mirror)
     if (limits := parse_limits(settings)) is not None:
-        return _export_within_limits(folder, subject, limits, settings, console)
-    return _export_formats(folder, subject, settings, console)
+        return _export_within_limits(subject, limits, settings)
+    return _export_formats(subject, settings)
 
 
-def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSettings, console: Console) -> Export:
-    formats = _choose_formats(settings, subject)
-    graphs = _list_graphs(formats, settings)
-    if settings.push is not None and (hub_files := _find_finished_export(folder, subject, graphs, settings)):
+def _export_formats(subject: Subject, settings: ExportSettings) -> Export:
+    formats, console = _choose_formats(settings, subject), subject.console
+    graphs = [(name, False) for name in formats if name in GRAPHS]
+    if settings.int8:
+        graphs = [(name, int8) for name, _ in graphs for int8 in (False, True) if not int8 or GRAPHS[name].quantise]
+    if settings.push is not None and (hub_files := _find_finished_export(subject, graphs, settings)):
         output = hub_files[0].parent
         console.say(f"{output} has the files of this export already: only the upload is repeated")
         console.say(f"uploaded to {push_folder(output, hub_files, settings.push)}")
         return Export(output, tuple(hub_files), {})
     output = choose_output_folder(settings.output, [settings.data], DEFAULT_FOLDER)
-    paths, comparisons, refusals = _write_graphs(output, subject, graphs, settings, console)
+    paths, comparisons, refusals = _write_graphs(output, subject, graphs, settings)
     timm_files: list[Path] = []
     if {"safetensors", "hub"} & set(formats) and isinstance(subject, ExportableClassifier):
-        timm_files = write_timm_files(output, folder, subject, settings, "hub" in formats)
+        timm_files = write_timm_files(output, subject, settings, "hub" in formats)
         paths += timm_files
     if comparisons:
         paths.append(_write_record(output, comparisons))
-        _add_to_report(folder, subject, comparisons)
+        _add_to_report(subject, comparisons)
     if paths:
         console.say(f"wrote {', '.join(path.name for path in paths)} to {output}")
     if settings.push is not None:  # last, since the export is complete even if the upload fails
@@ -130,35 +138,27 @@ def _export_formats(folder: RunFolder, subject: Subject, settings: ExportSetting
     return Export(output, tuple(paths), comparisons)
 
 
-def _list_graphs(formats: Sequence[str], settings: ExportSettings) -> list[tuple[str, bool]]:
-    """Return (format, whether the file is an 8-bit file) for each graph to write."""
-    return [
-        (name, int8)
-        for name in formats
-        if name in GRAPHS
-        for int8 in ((False, True) if settings.int8 and GRAPHS[name].quantise else (False,))
-    ]
-
-
-def _find_finished_export(
-    run: RunFolder, subject: Subject, graphs: Sequence[tuple[str, bool]], settings: ExportSettings
-) -> list[Path]:
-    """Return the files to upload if `--output` has all files of this export already, and [] otherwise."""
+def _find_finished_export(subject: Subject, graphs: Sequence[tuple[str, bool]], settings: ExportSettings) -> list[Path]:
+    """Return the files of `--format hub` if `--output` has all files of this export, as they would be; [] otherwise."""
     if settings.output is None or not isinstance(subject, ExportableClassifier):
         return []
     output = expand_user_path(settings.output)
-    has_graphs = all((output / file_name(name, int8)).exists() for name, int8 in graphs)
-    return find_hub_files(output, run, subject, settings) if has_graphs else []
+    if not all((output / file_name(name, int8)).exists() for name, int8 in graphs):
+        return []
+    with TemporaryDirectory(prefix="paucal-export-") as temporary:
+        names = [file.name for file in write_timm_files(Path(temporary), subject, settings, True)]
+        equal_names, _, _ = filecmp.cmpfiles(temporary, output, names, shallow=False)
+    return [output / name for name in names] if len(equal_names) == len(names) else []
 
 
 def _write_graphs(
-    output: Path, subject: Subject, graphs: Sequence[tuple[str, bool]], settings: ExportSettings, console: Console
+    output: Path, subject: Subject, graphs: Sequence[tuple[str, bool]], settings: ExportSettings
 ) -> tuple[list[Path], dict[str, Comparison], list[str]]:
     """Write graphs; return the files, the comparisons by file name, and messages on graphs that were not kept."""
     paths: list[Path] = []
     comparisons: dict[str, Comparison] = {}
     refusals: list[str] = []
-    writer = GraphWriter(subject, settings, console)
+    writer = GraphWriter(subject, settings)
     if graphs:  # before any file is written, since this raises errors for invalid settings
         writer.open([name for name, int8 in graphs if not int8])
     for name, int8 in graphs:
@@ -175,22 +175,20 @@ def _write_graphs(
     return paths, comparisons, refusals
 
 
-def _export_within_limits(
-    folder: RunFolder, subject: Subject, limits: Limits, settings: ExportSettings, console: Console
-) -> Export:
+def _export_within_limits(subject: Subject, limits: Limits, settings: ExportSettings) -> Export:
     """Write the best file within the limits and, if that file contains a smaller model, the smaller model's run."""
     formats = formats_to_fit(settings, subject)
     _choose_formats(replace(settings, format=formats), subject)  # only to raise errors for contradictory settings
     output = choose_output_folder(settings.output, [settings.data], DEFAULT_FOLDER)
     with TemporaryDirectory(prefix="paucal-export-") as work:
-        best, comparison = find_best_file(subject, formats, limits, settings, Path(work), console)
+        best, comparison = find_best_file(subject, formats, limits, settings, Path(work))
         output.mkdir(parents=True, exist_ok=True)
         paths = [Path(shutil.move(path, output / path.name)) for path in sorted(best.folder.iterdir())]
         if best.model:
             paths.append(Path(shutil.move(Path(work) / STUDENT_FOLDER, output / STUDENT_FOLDER)))
     _write_record(output, {best.name: comparison}, limits=asdict(limits), model=best.model or "the run's")
-    _add_to_report(folder, subject, {best.title: comparison})
-    console.say(f"wrote {', '.join(path.name for path in paths)} to {output}")
+    _add_to_report(subject, {best.title: comparison})
+    subject.console.say(f"wrote {', '.join(path.name for path in paths)} to {output}")
     return Export(output, tuple(paths), {best.name: comparison})
 
 
@@ -258,8 +256,9 @@ def _check_subject(formats: Sequence[str], settings: ExportSettings, subject: Su
         )
 
 
-def _add_to_report(run: RunFolder, subject: Subject, comparisons: Mapping[str, Comparison]) -> None:
+def _add_to_report(subject: Subject, comparisons: Mapping[str, Comparison]) -> None:
     """Show the comparisons in the run's report, next to the comparisons of earlier exports."""
+    run = subject.run
     if not (run.path / REPORT).is_file():
         return
     earlier_comparisons = run.read_json(EXPORTS_FILE) if (run.path / EXPORTS_FILE).is_file() else {}
@@ -274,3 +273,45 @@ def _write_record(output: Path, comparisons: Mapping[str, Comparison], **extra_f
     text = json.dumps({"versions": versions, "comparisons": entries, **extra_fields}, indent=2)
     write_text(output / "export.json", text + "\n")
     return output / "export.json"
+
+
+def write_timm_files(path: Path, subject: ExportableClassifier, settings: ExportSettings, for_hub: bool) -> list[Path]:
+    """Write the files of `--format hub`, or of `--format safetensors` if not `for_hub`, and return their paths."""
+    path.mkdir(parents=True, exist_ok=True)
+    network, card = subject.network, subject.card
+    if for_hub:
+        network, card = with_temperature_in_weights(network, card)
+    page = _model_page(subject.run, replace(subject.model, card=card), settings, for_hub)
+    return write_timm_folder(path, network, card, page)
+
+
+def licence_of_initial_weights(run: RunFolder) -> str | None:
+    """Return the licence of the published weights with which the training of a run or of its ancestors began.
+
+    Return `NO_INITIAL_WEIGHTS` if they were random, and None if the licence is unknown, because the weights came from a
+    file or an earlier run is missing.
+    """
+    for ancestor in iterate_ancestry(run):
+        if not ancestor.config.is_file():
+            return None
+        init = ancestor.settings.get("init")
+        if init in (None, NONE):
+            return NO_INITIAL_WEIGHTS
+        if init in PUBLISHED_WEIGHTS:
+            return licence_of(read_card(ancestor).backbone.name)
+    return None
+
+
+def _model_page(run: RunFolder, model: TrainedModel, settings: ExportSettings, for_hub: bool) -> str:
+    summary = run.read_json("summary.json") if run.finished else {}
+    weights_source = run.read_json("init.json").get("source") if (run.path / "init.json").is_file() else None
+    metrics_file = run.evaluation("test") / "metrics.json"
+    metrics_name = str(metrics_file.relative_to(run.path))
+    report = read_report(run.read_json(metrics_name)) if metrics_file.is_file() else None
+    licence = licence_of_initial_weights(run)
+    hub = None
+    if for_hub:
+        data = Path(str(summary.get("data", "images"))).name  # without the path on this machine
+        summary |= {"data": data}
+        hub = HubFacts(None if licence == NO_INITIAL_WEIGHTS else licence, data, settings.data_licence, report)
+    return model_page(model.card, str(weights_source or "random weights"), licence, summary, report, hub)

@@ -54,10 +54,9 @@ class _ProgressConsole(Console):
 
 
 def possible_students(teacher: ExportableClassifier) -> Iterator[Student]:
-    """Yield students in order of preference.
+    """Yield students in order of preference, each network with decreasing input sizes.
 
-    The smallest network with pretrained weights on this machine comes first, followed by a network without pretrained
-    weights. Each network is yielded with decreasing input sizes.
+    The smallest network with pretrained weights on this machine comes before a network without pretrained weights.
     """
     available = list(ready_weights("cpu"))
     teacher_spec, longer_side = teacher.card.backbone, max(teacher.card.backbone.image_size)
@@ -69,7 +68,7 @@ def possible_students(teacher: ExportableClassifier) -> Iterator[Student]:
     yield from (Student(UNTRAINED_STUDENT, side, False) for side in SIDES if side <= max(longer_side, SIDES[-1]))
 
 
-def build_untrained(teacher: ExportableClassifier, student: Student, console: Console) -> ExportableClassifier:
+def build_untrained(teacher: ExportableClassifier, student: Student) -> ExportableClassifier:
     """Return an untrained student, whose files have the same size and speed as the trained student's files."""
     teacher_card, size = teacher.card, (student.side, student.side)
     spec = BackboneSpec(student.name, len(teacher_card.classes), teacher_card.backbone.in_chans, size)
@@ -77,15 +76,13 @@ def build_untrained(teacher: ExportableClassifier, student: Student, console: Co
         network = spec.build().model.eval()
     card = ModelCard(spec, teacher_card.classes, replace(teacher_card.preprocessing, image_size=size))
     model = TrainedModel(network, card, torch.device("cpu"))
-    subject = ExportableClassifier(teacher.run, console, teacher.mirror, model)
+    subject = ExportableClassifier(teacher.run, teacher.console, teacher.mirror, model)
     subject.images = teacher.images  # so that the run's images are opened only once
     return subject
 
 
-def train_student(
-    teacher: ExportableClassifier, student: Student, time: str, folder: Path, console: Console
-) -> ExportableClassifier:
-    """Train a student for a time such as "15m" on the run's images, their labels and the teacher's probabilities."""
+def train_student(teacher: ExportableClassifier, student: Student, time: str, folder: Path) -> ExportableClassifier:
+    """Train a student for `time`, such as "15m", on the run's images, their labels and the teacher's probabilities."""
     run_settings = teacher.run.settings
     image_settings = {name: run_settings[name] for name in IMAGE_SETTINGS if run_settings.get(name) is not None}
     settings: dict[str, Any] = {
@@ -106,4 +103,4 @@ def train_student(
     )
     if isinstance(result, Stopped):
         raise KeyboardInterrupt
-    return ExportableClassifier(RunFolder(folder), console, teacher.mirror)
+    return ExportableClassifier(RunFolder(folder), teacher.console, teacher.mirror)

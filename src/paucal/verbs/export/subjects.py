@@ -39,10 +39,7 @@ ExportImages = tuple[ImageSet, Split, Callable[[int], Tensor] | None]
 
 
 class ExportableClassifier(Classifier):
-    """A classifier to export: the run's model, or `model` instead.
-
-    With `mirror`, the predictions for an image and its mirror image are averaged.
-    """
+    """A classifier to export: the run's model or `model`; with `mirror`, averaged over images and mirror images."""
 
     unit = "images"
 

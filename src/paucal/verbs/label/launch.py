@@ -3,8 +3,7 @@
 Only one process at a time may write into a folder of maps, since two processes would both compute the missing maps.
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,16 +50,13 @@ LOCK_NOUN = "the folder of label maps"  # name of the locked folder in messages
 
 @dataclass(frozen=True)
 class Teacher:
-    """A classifier that predicts classes at each grid position of an image, and its preprocessing of images.
-
-    `run` is the run that trained the classifier; None if the classifier is a timm model.
-    """
+    """A classifier that predicts classes at each grid position of an image, and its preprocessing of images."""
 
     name: str
     dense: DenseTeacher
     classes: tuple[str, ...]
     transform: WholeImageTransform
-    run: RunFolder | None
+    run: RunFolder | None  # run that trained the classifier; None for a timm model
 
 
 @dataclass(frozen=True)
@@ -118,7 +114,14 @@ def label_set(settings: LabelSettings, console: Console) -> Labeled:
         raise UserError(f"--picture is {settings.picture!r}, but must end in .png: give another name.")
     if (settings.teacher is None) == (settings.from_published is None):
         raise UserError("give either --teacher or --from-published, with a folder of maps.")
-    output, picture = _output_paths(settings)
+    if settings.output is None:
+        raise UserError("--output is missing: give a folder for the maps.")
+    output, locations, root = expand_user_path(settings.output), {"DATA": settings.data}, settings.data_root
+    refuse_inside_images(output, locations, root)
+    check_folder_writable(output)
+    require_unlocked(output, LOCK_NOUN)
+    require_maps_or_empty(output)
+    picture = None if settings.picture is None else check_new_file(settings.picture, locations, root, "--picture")
     with console.progress("reading images") as advance:
         images = load_images(settings, advance)
     for note in images.notes:
@@ -140,24 +143,8 @@ def label_set(settings: LabelSettings, console: Console) -> Labeled:
     return labeled
 
 
-def _output_paths(settings: LabelSettings) -> tuple[Path, Path | None]:
-    """Return the checked paths of the folder of maps and of the PNG file that shows maps (None if not requested)."""
-    if settings.output is None:
-        raise UserError("--output is missing: give a folder for the maps.")
-    images, root = {"DATA": settings.data}, settings.data_root
-    output = expand_user_path(settings.output)
-    refuse_inside_images(output, images, root)
-    check_folder_writable(output)
-    require_unlocked(output, LOCK_NOUN)
-    require_maps_or_empty(output)
-    return output, None if settings.picture is None else check_new_file(settings.picture, images, root, "--picture")
-
-
 def label_images(images: ImageSet, settings: LabelSettings, output: Path, console: Console) -> Labeled:
-    """Test the teacher on some of the images if they have labels, then write the teacher's map of every image.
-
-    Maps that already exist in the folder are kept.
-    """
+    """Test the teacher on some of the images if they have labels, then write the teacher's map of every image."""
     teacher, batch_size = open_teacher(str(settings.teacher), settings.img_size, settings.device), settings.batch_size
     device = next(teacher.dense.parameters()).device
     check_batch_memory(min(batch_size, len(images)), teacher.dense.backbone.image_size)
@@ -180,23 +167,20 @@ def label_images(images: ImageSet, settings: LabelSettings, output: Path, consol
         min(settings.top_k, len(teacher.classes)),
         tuple(key for key in images.keys if key in trained_keys),
     )
-    with console.progress("looking at images") as advance:
-        hashes = pixel_hashes(images, range(len(images)), advance)
-    on_gpu = device.type == "cuda"
-    with writing_maps(output, console, "labeling") as advance:
-        writer = MapWriter(output, facts, images.keys, hashes)
-        missing, workers = writer.missing_positions, settings.workers
-        loader = make_eval_loader(images, missing, teacher.transform, batch_size, workers, pin_memory=on_gpu)
+
+    def write_missing(writer: MapWriter, advance: Advance) -> None:
+        missing, on_gpu = writer.missing_positions, device.type == "cuda"
+        loader = make_eval_loader(images, missing, teacher.transform, batch_size, settings.workers, pin_memory=on_gpu)
         write_maps(teacher.dense, writer, loader, facts.top, advance)  # type: ignore[arg-type]
-    report_maps(facts, len(images), output, console)
-    return Labeled(output, len(images), facts, check)
+
+    return _write(images, Labeled(output, len(images), facts, check), "labeling", write_missing, console)
 
 
 def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Teacher:
     """Open a run, or a timm model with its published weights, as a teacher.
 
-    `image_size` is the side or (height, width) of the model's input in pixels; a larger input gives finer maps. By
-    default, it is the size that the model was trained with.
+    `image_size` is the side or (height, width) of the model's input in pixels, by default as in training; a larger
+    input gives finer maps.
     """
     check_size(image_size)
     model, run_or_name = open_named(name, device, image_size, "--teacher"), find_named(name)
@@ -218,20 +202,36 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
     return Teacher(name if run is None else str(run.path), dense, card.classes, transform, run)
 
 
-def report_maps(facts: LabelMapMetadata, count: int, output: Path, console: Console) -> None:
-    """Print the number of maps, their shape, size and folder."""
+def _write(
+    images: ImageSet,
+    labeled: Labeled,
+    title: str,
+    write_missing: Callable[[MapWriter, Advance], None],
+    console: Console,
+) -> Labeled:
+    """Lock the folder of the maps, write the missing maps with a progress bar, and print what the folder has."""
+    facts, output = labeled.facts, labeled.folder
+    with console.progress("looking at images") as advance:
+        hashes = pixel_hashes(images, range(len(images)), advance)
+    with lock_folder(output, LOCK_NOUN) as lock, console.progress(title) as advance:
+
+        def step(done: int, total: int) -> None:
+            lock.check()
+            advance(done, total)
+
+        write_missing(MapWriter(output, facts, images.keys, hashes), step)
     console.say(
-        f"{counted(count, 'map')} of {facts.grid[0]}x{facts.grid[1]} grid positions with {facts.top} of "
+        f"{counted(len(images), 'map')} of {facts.grid[0]}x{facts.grid[1]} grid positions with {facts.top} of "
         f"{len(facts.classes)} classes, {facts.bytes_per_image / 1024:.1f} KiB each, are in {output}"
     )
+    return labeled
 
 
 def _test_teacher(
     images: ImageSet, teacher: Teacher, trained_keys: Collection[str], device: torch.device, batch_size: int
 ) -> TeacherAccuracy:
     """Test a teacher on a sample of the images that it was not trained on; if it was trained on all, use all."""
-    unknown = [name for name in images.classes if name not in set(teacher.classes)]
-    if unknown:
+    if unknown := [name for name in images.classes if name not in set(teacher.classes)]:
         raise UserError(
             f"--teacher: {teacher.name} does not know the class {unknown[0]!r} of {images.name}: train a teacher on "
             "these images, for instance with 'paucal train DATA --model resnet50 --init timm'."
@@ -274,9 +274,8 @@ def convert_published(
     """Convert published maps, one file per image in class folders, to a folder of label maps; existing maps are kept.
 
     The maps keep their raw logits; a class that is missing from a map has the logit zero. The maps cover the central
-    square of each image, and the loss ignores the area outside this square. Only images that have a map are kept, and
-    all training images must have a map. `classes` are the names of the maps' classes in the order of their numbers, by
-    default the classes of the set.
+    square of each image, and the loss ignores the area outside this square. All training images must have a map.
+    `classes` are the names of the maps' classes in the order of their numbers, by default the classes of the set.
     """
     names = tuple(classes or images.classes)
     if not 2 <= len(names) <= MAX_CLASSES:
@@ -294,21 +293,18 @@ def convert_published(
     facts = LabelMapMetadata(
         f"published maps in {folder.name}", names, (shape[1], shape[2]), shape[0], covered="square"
     )
-    with console.progress("looking at images") as advance:
-        hashes = pixel_hashes(labelled, range(len(labelled)), advance)
-    with writing_maps(output, console, "converting") as advance:
-        writer = MapWriter(output, facts, labelled.keys, hashes)
+
+    def write_missing(writer: MapWriter, advance: Advance) -> None:
         missing = writer.missing_positions
         for first, values, indices in read_maps([files[row] for row in missing], len(names), shape):
             writer.write(missing[first : first + len(values)].tolist(), values, indices)
             advance(len(writer) - len(missing) + first + len(values), len(writer))
-    report_maps(facts, len(files), output, console)
-    return Labeled(output, len(files), facts, check)
+
+    return _write(labelled, Labeled(output, len(files), facts, check), "converting", write_missing, console)
 
 
 def _check_published_maps(images: ImageSet, files: Sequence[Path], names: tuple[str, ...]) -> TeacherAccuracy:
-    unknown = sorted(set(images.classes) - set(names))
-    if unknown:
+    if unknown := sorted(set(images.classes) - set(names)):
         raise UserError(
             f"--published-classes: {images.name} has a class {unknown[0]!r} that is not among the {len(names)} names: "
             "name the maps' classes as the data does."
@@ -319,15 +315,3 @@ def _check_published_maps(images: ImageSet, files: Sequence[Path], names: tuple[
         logits = mean_over_positions(*read_map(files[position], len(names)), len(names))
         n_correct += int(logits.argmax()) == reordered.labels[position]
     return TeacherAccuracy(len(sample), 0.0, n_correct / len(sample))
-
-
-@contextmanager
-def writing_maps(output: Path, console: Console, title: str) -> Iterator[Advance]:
-    """Lock a folder of maps for writing, with a progress bar; yield the function that advances the bar."""
-    with lock_folder(output, LOCK_NOUN) as lock, console.progress(title) as advance:
-
-        def step(done: int, total: int) -> None:
-            lock.check()
-            advance(done, total)
-
-        yield step

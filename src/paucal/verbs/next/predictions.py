@@ -68,6 +68,20 @@ class Classifier:
         is_multi_label = self.model.card.is_multi_label
         likeliest = [row.top(2) for row in rows]
         descriptions = [", ".join(f"{name} {percent(share, '.0f')}" for name, share in top) for top in likeliest]
+
+        def content(indices: NDArray[np.int64]) -> LabelledSet:
+            classes = self.model.classes
+            selected = replace(images.select(indices), classes=classes)
+            labels = [tuple(rows[index].labels) for index in indices]
+            if is_multi_label:
+                is_named = [[name in image_labels for name in classes] for image_labels in labels]
+                multi_hot = np.asarray(is_named, dtype=np.int8).reshape(len(selected), len(classes))
+                selected = replace(selected, multi_hot=multi_hot)
+            scores = shares[torch.from_numpy(indices)].amax(1).tolist()
+            pairs = enumerate(zip(labels, scores, strict=True))
+            items = [LabelledImage(n, "", "", labels=names, score=score) for n, (names, score) in pairs]
+            return _named_content("train", selected, items, self.source, number_classes(classes))
+
         return Predictions(
             margin_uncertainty(shares, is_multi_label),
             features,
@@ -75,21 +89,8 @@ class Classifier:
             None if familiarity is None else familiarity.distances(features) > familiarity.limit,
             descriptions,
             likeliest,
-            lambda indices: self._predicted_content(images, indices, [tuple(rows[n].labels) for n in indices], shares),
+            content,
         )
-
-    def _predicted_content(
-        self, images: ImageSet, indices: NDArray[np.int64], labels: list[tuple[str, ...]], shares: Tensor
-    ) -> LabelledSet:
-        selected, classes = images.select(indices), self.model.classes
-        if self.model.card.is_multi_label:
-            rows = np.asarray([[name in image_labels for name in classes] for image_labels in labels], dtype=np.int8)
-            selected = replace(selected, classes=classes, multi_hot=rows.reshape(len(selected), len(classes)))
-        scores = shares[torch.from_numpy(indices)].amax(1).tolist()
-        items = [
-            LabelledImage(n, "", "", labels=image_labels, score=scores[n]) for n, image_labels in enumerate(labels)
-        ]
-        return _named_content("train", replace(selected, classes=classes), items, self.source)
 
 
 class DetectorModel:
@@ -143,11 +144,7 @@ class Segmenter:
         self.reading = self.model.decode_options
 
     def predict(self, images: ImageSet, console: Console) -> Predictions:
-        """Segment N images.
-
-        The uncertainty of an image is the mean over its pixels, and its features are the spatial mean of the last
-        feature map.
-        """
+        """Segment N images; uncertainties are means over pixels, features spatial means of the last feature map."""
         unsure, features, sizes, descriptions = [], [], [], []
         stages: nn.Module = self.model.network.maps  # type: ignore[assignment]
         with console.progress("segmenting") as advance, record_pooled_features(stages) as take_features:
@@ -179,7 +176,7 @@ MODELS = {CLASSIFICATION: Classifier, DETECTION: DetectorModel, SEGMENTATION: Se
 def detection_uncertainty(detections: Detections) -> float:
     """Return the uncertainty of a detector about an image, from 0 to 1: the mean over the most uncertain objects.
 
-    The uncertainty about an object with score p is 4 p (1 - p); at most `MAX_UNCERTAIN_OBJECTS` objects are averaged.
+    The uncertainty about an object with score p is 4 p (1 - p).
 
     Example:
         >>> pair = Detections(np.zeros((2, 4), np.float32), np.array([0.5, 1.0], np.float32), np.zeros(2, np.int64))
@@ -192,10 +189,7 @@ def detection_uncertainty(detections: Detections) -> float:
 
 @contextmanager
 def record_pooled_features(stages: nn.Module) -> Iterator[Callable[[], Tensor]]:
-    """Record the spatial mean of the last feature map in each forward pass of `stages` within the `with` block.
-
-    Yield a function that returns the (D,) mean over the forward passes since its last call.
-    """
+    """Yield a function that returns the (D,) mean of the last feature map over positions and passes since its call."""
     pooled: list[Tensor] = []
     handle = stages.register_forward_hook(lambda module, inputs, maps: pooled.append(maps[-1].float().mean((0, 2, 3))))
 
@@ -211,7 +205,6 @@ def record_pooled_features(stages: nn.Module) -> Iterator[Callable[[], Tensor]]:
 
 
 def _named_content(
-    kind: Kind, images: ImageSet, items: list[LabelledImage], model: str, numbers: dict[str, int] | None = None
+    kind: Kind, images: ImageSet, items: list[LabelledImage], model: str, numbers: dict[str, int]
 ) -> LabelledSet:
-    numbers = number_classes(images.classes) if numbers is None else numbers
     return with_file_names(LabelledSet(kind, images, tuple(items), numbers, model=Path(model).resolve().name))

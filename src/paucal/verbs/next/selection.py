@@ -54,8 +54,7 @@ def choose_images(
 ) -> list[ChosenImage]:
     """Choose `count` images to label: the most useful first, and a fraction `random_share` drawn at random last.
 
-    `uncertainty` is the (N,) uncertainty of each image, with (N, D) features; `labelled` has the (L, D) features of
-    labelled images, where L may be 0.
+    `uncertainty` is (N,), `features` is (N, D), and `labelled` has the (L, D) features of labelled images; L may be 0.
     """
     generator = np.random.default_rng(seed)
     count = min(count, len(uncertainty))
@@ -75,11 +74,7 @@ def choose_images(
 
 
 def project_to_axes(features: Tensor, labelled: Tensor) -> tuple[Tensor, Tensor]:
-    """Project (N, D) features of unlabelled and (L, D) features of labelled images onto R axes.
-
-    The axes are the strongest principal axes of the unlabelled images, at most `MAX_AXES`. Return the projected
-    vectors, (N, R) and (L, R), scaled to length 1.
-    """
+    """Project (N, D) and (L, D) features on the strongest principal axes of the first; return rows of length 1."""
     features = features.float()
     mean = features.mean(0)
     axes = principal_axes(features - mean, MAX_AXES)
@@ -107,9 +102,9 @@ def choose_greedily(
     """Choose images greedily: each choice is the image that most increases the covered uncertainty of all images.
 
     The covered uncertainty of an image is its (N,) uncertainty `unsure` times its similarity to the most similar
-    labelled or chosen image. `similar` has the (N, N) similarities from 0 to 1, and `covered` the (N,) similarity of
-    each image to its most similar labelled image. Return the chosen positions, and for each image the rank of its most
-    similar choice, or -1 if a labelled image is more similar.
+    labelled or chosen image. `similar` is (N, N), from 0 to 1; `covered` is the (N,) similarity to the nearest labelled
+    image. Return the chosen positions, and for each image the rank of its most similar choice, or -1 if a labelled
+    image is more similar.
     """
     covered, nearest = covered.clone(), np.full(len(unsure), -1, dtype=np.int64)
     chosen: list[int] = []

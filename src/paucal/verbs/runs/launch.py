@@ -71,7 +71,12 @@ def list_selected_runs(folder: Path, settings: RunsSettings) -> list[ListedRun]:
     for name in settings.added_columns:
         require_known(name, all_runs, "--columns")
     if path is not None:
-        _write_list(path, runs, settings.added_columns)
+        names = list(dict.fromkeys(["run", *DEFAULT_COLUMNS, *settings.added_columns, "deletable"]))
+        rows = [{name: run.value(name) for name in names} for run in runs]
+        if path.suffix.lower() == ".json":
+            write_text(path, json.dumps(rows, indent=1, ensure_ascii=False, default=str) + "\n")
+        else:
+            write_text(path, csv_text(names, *(row.values() for row in rows)))
     return runs
 
 
@@ -150,32 +155,27 @@ def _format_size(n_bytes: float) -> str:
     return f"{n_bytes / 2**20:.0f} MB" if n_bytes < 10 * 2**30 else f"{n_bytes / 2**30:.1f} GB"
 
 
-def _write_list(path: Path, runs: Sequence[ListedRun], columns: Sequence[str]) -> None:
-    names = list(dict.fromkeys(["run", *DEFAULT_COLUMNS, *columns, "deletable"]))
-    rows = [{name: run.value(name) for name in names} for run in runs]
-    if path.suffix.lower() == ".json":
-        write_text(path, json.dumps(rows, indent=1, ensure_ascii=False, default=str) + "\n")
-        return
-    write_text(path, csv_text(names, *(row.values() for row in rows)))
-
-
 def with_deletion_reasons(runs: Sequence[ListedRun], now: float | None = None) -> list[ListedRun]:
     """Return the runs with `deletable` filled in; a run that another run needs is not deletable."""
     now = time.time() if now is None else now
-    needed_folders = _needed_folders(runs)
+    # Folders that other runs name in their settings, such as initial weights and teachers.
+    named_paths: set[Path] = set()
+    for name, value in (item for run in runs for item in run.settings.items()):
+        if name not in _NEUTRAL_SETTINGS and isinstance(value, str) and value not in PUBLISHED_WEIGHTS and "/" in value:
+            named_paths |= {Path(value), *Path(value).parents}
     finished = sorted((run for run in runs if run.state == "finished"), key=lambda run: run.changed)
     newest_by_key = {_settings_key(run): run for run in finished}
     return [
-        replace(run, deletable=_deletion_reason(run, newest_by_key.get(_settings_key(run)), needed_folders, now))
+        replace(run, deletable=_deletion_reason(run, newest_by_key.get(_settings_key(run)), named_paths, now))
         for run in runs
     ]
 
 
-def _deletion_reason(run: ListedRun, newest_equal: ListedRun | None, needed_folders: set[Path], now: float) -> str:
+def _deletion_reason(run: ListedRun, newest_equal: ListedRun | None, named_paths: set[Path], now: float) -> str:
     # A run of a comparison is kept, since the comparison would train it again.
     path = run.path.resolve()
     is_comparison_run = len(path.parents) > 2 and is_grid_folder(path.parents[2])
-    if run.state == "running" or path in needed_folders or is_comparison_run or run.problem:
+    if run.state == "running" or path in named_paths or is_comparison_run or run.problem:
         return ""
     if run.state == "begun":
         return "nothing was saved" if now - run.changed > RECENT_CHANGE_SECONDS else ""
@@ -184,15 +184,6 @@ def _deletion_reason(run: ListedRun, newest_equal: ListedRun | None, needed_fold
     if run.state == "stopped" and now - run.changed > ABANDONED_RUN_SECONDS:
         return f"stopped {int((now - run.changed) / 86400)} days ago"
     return ""
-
-
-def _needed_folders(runs: Sequence[ListedRun]) -> set[Path]:
-    """Return the run folders that other runs name in their settings, such as initial weights and teachers."""
-    named_paths: set[Path] = set()
-    for name, value in (item for run in runs for item in run.settings.items()):
-        if name not in _NEUTRAL_SETTINGS and isinstance(value, str) and value not in PUBLISHED_WEIGHTS and "/" in value:
-            named_paths |= {Path(value), *Path(value).parents}
-    return {run.path.resolve() for run in runs} & named_paths
 
 
 def _settings_key(run: ListedRun) -> str:

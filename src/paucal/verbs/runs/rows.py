@@ -81,7 +81,22 @@ def list_runs(root: Path) -> list[ListedRun]:
     """Return all runs in a folder and its subfolders, the oldest first; if `root` is a run folder, only this run."""
     if not root.is_dir():
         raise UserError(f"there is no folder {str(root)!r}: give a folder that contains runs.")
-    runs = [_list_run(path, root) for path in _find_run_folders(root, MAX_DEPTH)]
+    runs = []
+    for path in _find_run_folders(root, MAX_DEPTH):
+        run, problem, verb = RunFolder(path), "", "train"
+        settings, summary = dict[str, Any](), dict[str, Any]()
+        try:
+            settings, verb = run.settings, run.verb
+            if run.finished:
+                summary = dict(run.read_json(SUMMARY_FILE))
+                if (path.parent / SCORES_FILE).is_file():  # scores of frozen features, which a study stores
+                    scores = read_scores(path.parent).items()
+                    summary |= {f"judged_{name}": models["trained"] for name, models in scores if "trained" in models}
+        except (UserError, OSError) as error:
+            summary, problem = {}, str(error)
+        size, changed = _size_and_change_time(path)
+        name = path.name if path == root else path.relative_to(root).as_posix()
+        runs.append(ListedRun(path, name, _run_state(run), verb, settings, summary, size, changed, "", problem))
     return sorted(runs, key=lambda run: (run.changed, run.name))
 
 
@@ -98,27 +113,6 @@ def _find_run_folders(path: Path, depth: int) -> Iterator[Path]:
     for child in children:
         if child.suffix != ASIDE_SUFFIX:
             yield from _find_run_folders(child, depth - 1)
-
-
-def _list_run(path: Path, root: Path) -> ListedRun:
-    run, problem, verb = RunFolder(path), "", "train"
-    settings, summary = dict[str, Any](), dict[str, Any]()
-    try:
-        settings, verb = run.settings, run.verb
-        summary = {**run.read_json(SUMMARY_FILE), **_frozen_scores(path)} if run.finished else {}
-    except (UserError, OSError) as error:
-        problem = str(error)
-    size, changed = _size_and_change_time(path)
-    name = path.name if path == root else path.relative_to(root).as_posix()
-    return ListedRun(path, name, _run_state(run), verb, settings, summary, size, changed, "", problem)
-
-
-def _frozen_scores(path: Path) -> dict[str, float]:
-    """Return the scores of a run's frozen features, which a study stores beside the run folder; empty if none exist."""
-    if not (path.parent / SCORES_FILE).is_file():
-        return {}
-    scores = read_scores(path.parent).items()
-    return {f"judged_{name}": by_model["trained"] for name, by_model in scores if "trained" in by_model}
 
 
 def _run_state(run: RunFolder) -> str:

@@ -11,7 +11,8 @@ from itertools import groupby
 import numpy as np
 
 from paucal.data.splits.split_csv import read_rows
-from paucal.runs import RunFolder, open_run
+from paucal.runs import open_run
+from paucal.training import checkpoint_step
 from paucal.training.ledger import LEDGER_FOLDER, PassRecord, StartRecord, image_hashes, read_records
 from paucal.types import UserError
 from paucal.wording import counted
@@ -87,39 +88,11 @@ def verify_run(run: str | os.PathLike[str]) -> Verdict:
     starts = {record.start.number: record.start for record in records}
     kept = list(kept_records(records, starts))
     steps_made = len({record.step for record in kept})
-    saved_steps = _saved_steps(folder, max(record.step for record in kept) + 1)
-    unsaved_steps = len({record.step for record in kept if record.step >= saved_steps})
-    kept = sorted((record for record in kept if record.step < saved_steps), key=lambda record: record.step)
-    repeated_steps = len({(record.start.number, record.step) for record in records}) - steps_made
-    return _make_verdict(folder, kept, starts, saved_steps, repeated_steps, unsaved_steps)
-
-
-def kept_records(records: list[PassRecord], starts: dict[int, StartRecord]) -> Iterator[PassRecord]:
-    """Return the records of all steps except steps that a later start of the run repeated."""
-    first_repeated_step, earliest_step = {}, np.iinfo(np.int64).max
-    for number in sorted(starts, reverse=True):
-        first_repeated_step[number] = earliest_step
-        earliest_step = min(earliest_step, starts[number].step)
-    return (record for record in records if record.step < first_repeated_step[record.start.number])
-
-
-def _saved_steps(folder: RunFolder, steps_made: int) -> int:
-    """Return the number of steps that contribute to the model: up to the end of the run or to the last checkpoint."""
-    from paucal.training import checkpoint_step  # imported only when used, since the import takes seconds
-
-    if folder.finished:
-        return steps_made
-    return min(steps_made, checkpoint_step(folder.last)) if folder.last.exists() else 0
-
-
-def _make_verdict(
-    folder: RunFolder,
-    records: list[PassRecord],
-    starts: dict[int, StartRecord],
-    saved_steps: int,
-    repeated: int,
-    unsaved: int,
-) -> Verdict:
+    # The steps that contribute to the model: up to the end of the run or to the last checkpoint.
+    saved_steps = max(record.step for record in kept) + 1
+    if not folder.finished:
+        saved_steps = min(saved_steps, checkpoint_step(folder.last)) if folder.last.exists() else 0
+    saved = sorted((record for record in kept if record.step < saved_steps), key=lambda record: record.step)
     settings = folder.read_yaml(folder.config.name).get("settings") or {}
     rows = read_rows(folder.split)
     hashes = image_hashes(row["key"] for row in rows)
@@ -128,14 +101,11 @@ def _make_verdict(
     first_start = next(iter(starts.values()))
     batch_size, steps_per_pass = first_start.batch, first_start.steps_per_pass
     is_balanced = settings.get("sampling") == "balanced"
-    repeats = int(settings.get("repeats") or 1)
-    max_uses = (
-        repeats * -(-batch_size * steps_per_pass // (len(train_hashes) * repeats))
-        if len(train_hashes) < batch_size
-        else repeats
-    )
+    max_uses = repeats = int(settings.get("repeats") or 1)
+    if len(train_hashes) < batch_size:
+        max_uses = repeats * -(-batch_size * steps_per_pass // (len(train_hashes) * repeats))
     draws = n_surplus = n_held_out = n_unknown = 0
-    for _, pass_records in groupby(records, key=lambda record: record.step // steps_per_pass):
+    for _, pass_records in groupby(saved, key=lambda record: record.step // steps_per_pass):
         images = np.concatenate([record.hashes for record in pass_records])
         draws += len(images)
         n_held_out += int(np.isin(images, other_hashes).sum())
@@ -152,8 +122,17 @@ def _make_verdict(
         doubled=n_surplus,
         held_out=n_held_out,
         unknown=n_unknown,
-        repeated_steps=repeated,
-        unsaved_steps=unsaved,
+        repeated_steps=len({(record.start.number, record.step) for record in records}) - steps_made,
+        unsaved_steps=len({record.step for record in kept if record.step >= saved_steps}),
         processes=tuple(starts[number].processes for number in sorted(starts)),
         counts_uses=not is_balanced,
     )
+
+
+def kept_records(records: list[PassRecord], starts: dict[int, StartRecord]) -> Iterator[PassRecord]:
+    """Return the records of all steps except steps that a later start of the run repeated."""
+    first_repeated_step, earliest_step = {}, np.iinfo(np.int64).max
+    for number in sorted(starts, reverse=True):
+        first_repeated_step[number] = earliest_step
+        earliest_step = min(earliest_step, starts[number].step)
+    return (record for record in records if record.step < first_repeated_step[record.start.number])
