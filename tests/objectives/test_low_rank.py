@@ -13,8 +13,7 @@ from contracts.test_objectives import StopAfter, same
 from paucal.methods.supervised import check_tuning, fine_tuning, tuning_remarks
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives import Supervised
-from paucal.objectives.finetuning import FineTuning
-from paucal.objectives.low_rank import attention_layers
+from paucal.objectives.finetuning import FineTuning, attention_layers
 from paucal.types import Batch, Progress, UserError
 
 START = Progress(0, 10, 10)

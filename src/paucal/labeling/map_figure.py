@@ -12,21 +12,21 @@ from torch import Tensor
 from paucal.data.images import ImageSet, evenly_spaced
 from paucal.data.maps.reader import LabelMaps
 
-MAX_COLUMNS = 4  # maximum number of images side by side
+MAX_IMAGES, MAX_COLUMNS = 8, 4  # maximum number of images, evenly spaced in the set, and of images side by side
 FIGURE_WIDTH = 12.8  # width of the figure in inches
 COLOURED_CLASSES = 10  # number of most frequent classes that have a colour; all other classes are grey
 MAX_OPACITY = 0.65  # opacity of the overlay at positions whose class has probability 1
 
 
-def draw_label_maps(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure:
-    """Draw `count` images twice: alone, and overlaid with the label map, with a colour for the most probable class.
+def draw_label_maps(images: ImageSet, maps: LabelMaps) -> Figure:
+    """Draw some images twice: alone, and overlaid with the label map, with a colour for the most probable class.
 
     The opacity is proportional to the probability. Regions that a map does not cover are not coloured. If the images
     have classes, these must be among the teacher's classes.
     """
     ordered = images.with_classes(maps.facts.classes)
     mapped = np.flatnonzero([key in maps for key in ordered.keys])
-    positions = mapped[evenly_spaced(len(mapped), count)]
+    positions = mapped[evenly_spaced(len(mapped), MAX_IMAGES)]
     reader = maps.open_reader(ordered, positions)
     label_maps = [reader(int(position)) for position in positions]
     overlays = [most_likely_class(entry["values"], entry["indices"], len(ordered.classes)) for entry in label_maps]
@@ -57,8 +57,7 @@ def draw_label_maps(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure
 def most_likely_class(values: Tensor, indices: Tensor, classes: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the most probable class at each position of a label map, and its probability, as two (H, W) arrays.
 
-    `values` are the (k, H, W) logits of the stored classes, whose numbers are `indices`; the logits of the other K - k
-    of the K classes are 0.
+    `values` are the (k, H, W) logits of the classes `indices`; the logits of the other classes are 0.
     """
     logits = values.double()
     # In the softmax, n classes with logit 0 count like a single class with logit ln n. For n = 0, the logit is minus

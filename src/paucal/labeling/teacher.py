@@ -131,10 +131,7 @@ def measure_teacher_accuracy(
 def write_maps(
     teacher: DenseTeacher, writer: MapWriter, loader: Iterable[Batch], top: int, advance: Advance | None = None
 ) -> None:
-    """Write the maps of the images that a loader yields, with the `top` classes at each position.
-
-    The loader yields the images in `writer.missing_positions`, preprocessed for the teacher and not cropped at random.
-    """
+    """Write the maps of the images in `writer.missing_positions`, which a loader yields, with the `top` classes."""
     n_done, device = len(writer) - len(writer.missing_positions), next(teacher.parameters()).device
     for batch in loader:
         with torch.inference_mode():

@@ -178,10 +178,7 @@ class ProjectionHead(nn.Module):
 
 
 class Prototypes(nn.Module):
-    """The parameters of a weight-normalised linear layer without bias: `weight_v` (K, D) and `weight_g` (K, 1).
-
-    If `fixed`, the lengths `weight_g` are frozen.
-    """
+    """A weight-normalised linear layer without bias: directions `weight_v` (K, D), and lengths `weight_g` (K, 1)."""
 
     def __init__(self, dim: int, out_dim: int, fixed: bool) -> None:
         super().__init__()
@@ -202,10 +199,7 @@ class CropFeatures:
 
 
 class StudentOrTeacher(nn.Module):
-    """A student or a teacher: a backbone, a head for crops and, if the region task is used, another head for cells.
-
-    `trained` is true for the student and false for the teacher, which the optimizer does not train.
-    """
+    """A student (`trained`) or a teacher: a backbone, a head for crops and, for the region task, one for cells."""
 
     def __init__(self, backbone: FeatureBackbone, options: SelfDistillationOptions, trained: bool) -> None:
         super().__init__()

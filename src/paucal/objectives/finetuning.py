@@ -1,7 +1,6 @@
-"""Fine-tuning of pretrained backbones: layer-wise learning rates, frozen layers, and training the classifier first.
+"""Fine-tuning of pretrained backbones, by methods that preserve the features of pretrained weights.
 
-These three methods preserve the features of pretrained weights. The methods work for any objective with one backbone
-and can be combined:
+The methods work for any objective with one backbone and can be combined:
 
 - Layer-wise decay of the learning rate (BEiT, Bao et al., ICLR 2022): from the classifier down to the stem, the
   learning rate of each layer is `layer_decay` times the learning rate of the layer above.
@@ -9,8 +8,12 @@ and can be combined:
   probing. In another variant, only norms, biases and the classifier are trained (BitFit, Ben Zaken et al., ACL 2022).
 - Linear probing, then fine-tuning (Kumar et al., ICLR 2022): in the first epochs only the classifier is trained, so
   that its random initial weights do not disturb the backbone. Here, both phases are part of one run with a single
-  schedule; in the paper, they are two runs. The learning rate of the backbone is warmed up over the
-  first epoch in which the backbone is trained, since AdamW's moments are still empty.
+  schedule; in the paper, they are two runs. The learning rate of the backbone is warmed up over the first epoch in
+  which the backbone is trained, since AdamW's moments are still empty.
+- Low-rank adapters: LoRA (Hu et al., ICLR 2022) on all linear layers of attention, as in CLIP-LoRA (Zanella and Ben
+  Ayed, 2024, arXiv:2405.18541). The change of each layer's weights is a product of two thin matrices, and is always
+  merged into the weights: in training, gradients go to the adapters, and after every step the weights are updated by
+  the change of the products. So the model that is evaluated, averaged and saved is a network without adapters.
 
 Frozen modules are in evaluation mode, so that running statistics do not change and dropout is off. The whole backbone
 can stay in evaluation mode while its parameters are trained, as in DHVT's code (Lu et al., NeurIPS 2022).
@@ -18,9 +21,10 @@ can stay in evaluation mode while its parameters are trained, as in DHVT's code 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layers import (
@@ -30,13 +34,16 @@ from paucal.backbones.layers import (
     layer_lr_scales,
     norm_and_bias_names,
 )
+from paucal.backbones.probe import model_name
 from paucal.objectives.base import Objective
-from paucal.types import GroupScale, GroupScales, Progress
+from paucal.types import GroupScale, GroupScales, Progress, UserError
 
 Frozen = Literal["stem", "backbone", "weights"] | int | None
 
 MAIN, BACKBONE = "main", "backbone"  # labels of parameter groups
 BACKBONE_WARMUP_EPOCHS = 1  # epochs of warm-up of the backbone's learning rate after `freeze_epochs`
+# Last part of the names of linear layers in attention modules, in timm's models.
+ATTENTION_LAYERS = ("qkv", "q", "k", "v", "kv", "q_proj", "k_proj", "v_proj", "out_proj", "proj")
 
 
 @dataclass(frozen=True)
@@ -138,10 +145,7 @@ class BackboneTuner:
         return min(1.0, (steps + 1) / (BACKBONE_WARMUP_EPOCHS * progress.steps_per_epoch))
 
     def _parameter_groups(self) -> tuple[dict[str, str], dict[str, float]]:
-        """Return the group label of the model's parameters by name, and the learning rate factor by group label.
-
-        Parameters without a group of their own are left out.
-        """
+        """Return the group labels of parameters that have groups of their own, and the rate factors by group label."""
         decay, prefix, frozen_at_start = self.options.layer_decay, self._prefix, self._frozen_at_start
         if decay is None or decay == 1:
             return {prefix + name: BACKBONE for name in frozen_at_start}, {BACKBONE: 1.0} if frozen_at_start else {}
@@ -214,3 +218,65 @@ def frozen_modules(model: nn.Module, frozen: set[str], is_all_frozen: bool, pref
             yield from frozen_modules(module, frozen, is_all_frozen, f"{prefix}{child}.")
     elif is_all_frozen and any(True for _ in model.buffers()):
         yield from model.modules()
+
+
+def attention_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    """Return a model's linear layers for queries, keys, values and attention output projections, by name."""
+    layers = {}
+    for name, module in model.named_modules():
+        *parents, last = name.split(".")
+        if isinstance(module, nn.Linear) and last in ATTENTION_LAYERS and any("attn" in parent for parent in parents):
+            layers[name] = module
+    return layers
+
+
+class LowRankAdapters(nn.Module):
+    """Adapters of some rank on the attention layers of a model, with hooks on the forward pass of its objective."""
+
+    def __init__(self, objective: nn.Module, model: nn.Module, rank: int) -> None:
+        super().__init__()
+        self._layers = list(attention_layers(model).values())
+        if not self._layers:
+            raise UserError(
+                f"--lora-rank adds adapters to attention layers, but {model_name(model)} has no attention layers: "
+                "remove --lora-rank, or choose a transformer with --model."
+            )
+        down = [torch.empty(rank, layer.in_features) for layer in self._layers]
+        for matrix in down:
+            nn.init.kaiming_uniform_(matrix, a=5**0.5)
+        self.down = nn.ParameterList(down)
+        self.up = nn.ParameterList(torch.zeros(layer.out_features, rank) for layer in self._layers)
+        self._weights: list[Tensor] = []
+        self._merged_products: list[Tensor] = []
+        objective.register_forward_pre_hook(self._attach_products)
+        objective.register_forward_hook(self._restore_weights, always_call=True)
+
+    def products(self) -> list[Tensor]:
+        """Return the change of each attention layer's weights, one (out_features, in_features) tensor per layer."""
+        return [up @ down for up, down in zip(self.up, self.down, strict=True)]
+
+    def before_step(self, frozen: bool = False) -> None:
+        """Store the products that are merged into the weights; if `frozen`, also drop the adapters' gradients."""
+        if frozen:
+            self.zero_grad()
+        with torch.no_grad():
+            self._merged_products = self.products()
+
+    def after_step(self) -> None:
+        """Replace the products that are merged into the weights by the new products."""
+        with torch.no_grad():
+            products = zip(self._layers, self.products(), self._merged_products, strict=True)
+            for layer, new_product, old_product in products:
+                layer.weight.add_(new_product - old_product)
+        self._merged_products = []
+
+    def _attach_products(self, *_: Any) -> None:
+        self._weights = [layer.weight for layer in self._layers]
+        for layer, weight, product in zip(self._layers, self._weights, self.products(), strict=True):
+            # The difference is 0, but its gradient flows into the product and thus into the adapters.
+            layer._parameters["weight"] = weight + (product - product.detach())  # type: ignore[assignment]
+
+    def _restore_weights(self, *_: Any) -> None:
+        for layer, weight in zip(self._layers, self._weights, strict=True):
+            layer._parameters["weight"] = weight  # type: ignore[assignment]
+        self._weights = []

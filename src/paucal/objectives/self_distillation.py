@@ -209,10 +209,8 @@ class SelfDistillation(Objective):
 
 
 def compute_mean_score(projections: Tensor, prototypes: Tensor) -> Tensor:
-    """Return the (K,) mean of the scores of all rows, computed in float32 even under autocast.
-
-    Scores are linear in the projections, so the scores of the mean projection are the mean scores.
-    """
+    """Return the (K,) mean of the scores of all rows, computed in float32 even under autocast."""
+    # Scores are linear in the projections, so the scores of the mean projection are the mean scores.
     with torch.autocast(projections.device.type, enabled=False):
         return projections.float().flatten(0, 1).mean(0) @ prototypes.float().T
 

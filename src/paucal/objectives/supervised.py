@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from paucal.backbones.features import FeatureBackbone
 from paucal.losses.multi_label import multi_label_loss
 from paucal.objectives.base import Term
-from paucal.objectives.finetuning import BackboneObjective, FineTuning
-from paucal.objectives.low_rank import LowRankAdapters
+from paucal.objectives.finetuning import BackboneObjective, FineTuning, LowRankAdapters
 from paucal.types import Batch, DataRequest, FeatureRequest, Features, LossTerms, Progress
 
 

@@ -163,10 +163,7 @@ def assemble(
 def _resolve_settings_and_images(
     settings: TrainSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None, opened: SplitImages | None
 ) -> _SettingsAndImages:
-    """Open the images, choose the settings that were not given, and decode the images at the chosen size.
-
-    Settings may depend on the number of images, so they are chosen again if unreadable images were skipped.
-    """
+    """Open the images, choose the settings that were not given (again after skipped images), and decode the images."""
     chooses_weights = run is None and _may_choose_weights(settings, origins)
     source = WeightsSource() if chooses_weights else find_initial_weights(settings, run)
     data, choice = opened or _open_images(settings, bars, run), WeightsChoice((), "")
@@ -324,15 +321,13 @@ def _open_images(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> 
 def _decode_at_size(
     settings: TrainSettings, data: SplitImages, bars: Bars, run: RunFolder | None, opened_data: SplitImages | None
 ) -> tuple[SplitImages, bool]:
-    """Return the images decoded at the network's image size, and whether unreadable images were skipped.
-
-    Images of `opened_data` that were decoded at a larger size are kept, since auto-tuning also trains at smaller sizes.
-    """
+    """Return the images decoded at the network's image size, and whether unreadable images were skipped."""
     images, base_reading = data.images, data.images.decode_options
     if not base_reading.side:
         base_reading = initial_decode_options(settings, images, stored_decode_options(run))
     reading = decode_options_for_size(settings.img_size, base_reading)
     current_side, needed_side = images.decode_options.side or 0, reading.side or 0
+    # Images of `opened_data` at a larger size are kept, since auto-tuning also trains at smaller sizes.
     if current_side == needed_side or (opened_data is not None and current_side > needed_side):
         return data, False
     with bars("reading images") as advance:

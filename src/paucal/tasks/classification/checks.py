@@ -89,10 +89,7 @@ def balanced_class_weights(counts: NDArray[np.int64]) -> Tensor:
 
 
 def positive_weights(multi_hot: NDArray[np.int8]) -> Tensor:
-    """Return (K,) loss weights that give the positive images of a class the same total weight as its negative images.
-
-    `multi_hot` are (N, K) labels of 1, 0 and -1 (unknown).
-    """
+    """Return (K,) loss weights that balance each class's positive (1) and negative (0) images; -1 is unknown."""
     positive, negative = (multi_hot == 1).sum(0), (multi_hot == 0).sum(0)
     return torch.from_numpy(np.where(positive > 0, negative / np.maximum(positive, 1), 1.0)).float()
 

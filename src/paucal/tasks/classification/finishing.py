@@ -132,10 +132,7 @@ def _try_average(
     validation: Validation,
     console: Console,
 ) -> tuple[PostTrainingChanges, _TunedNetwork | None]:
-    """Average stored epochs while the validation score improves; save the average if it beats the run's model.
-
-    Also returns the best tuned weights; None if no epoch is stored.
-    """
+    """Average stored epochs while the score improves, and save a better average; also return the tuned weights."""
     files = broadcast_value(epoch_store.best_files(outcome.rows))  # all processes must choose the same epochs
     if not files:
         return PostTrainingChanges(), None
@@ -218,10 +215,7 @@ def _try_refitted_head(
 def _find_unlabelled(
     run: RunFolder, setup: TrainingSetup, record: TuneRecord, console: Console
 ) -> ImageSet | FrozenOutputs | None:
-    """Return the unlabelled images whose features the tuned network computes; None if there are no such images.
-
-    If tuning has left the first stages frozen, the stored outputs of these stages are returned in place of the images.
-    """
+    """Return the unlabelled images that the tuned network reads, or stored outputs of its frozen stages; or None."""
     details = {} if record.unlabelled is None else record.unlabelled.details
     if details.get("resumed") and setup.settings.freeze == details["frozen_stages"]:
         is_same_size = details["image_size"] == list(setup.card.preprocessing.image_size)

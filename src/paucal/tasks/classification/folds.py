@@ -1,5 +1,6 @@
 """Cross-validation: train once per fold, test on that fold, and report the mean scores."""
 
+import itertools
 import json
 import os
 import statistics
@@ -145,16 +146,14 @@ def _read_scores(run: RunFolder) -> dict[str, float]:
 
 def _prepare_folder(settings: TrainSettings) -> Path:
     if settings.output is None:
-        number = 1
-        while (RUNS_FOLDER / f"folds-{number}").exists():
-            number += 1
-        folder = RUNS_FOLDER / f"folds-{number}"
+        numbered_folders = (RUNS_FOLDER / f"folds-{number}" for number in itertools.count(1))
+        folder = next(folder for folder in numbered_folders if not folder.exists())
     else:
         folder = expand_user_path(settings.output)
     refuse_inside_images(folder, {"DATA": settings.data}, settings.data_root)
-    record = folder / RECORD_FILE
     if folder.exists() and not settings.overwrite and any(folder.iterdir()):
-        stored_settings = RunFolder(folder).read_json(RECORD_FILE).get("settings") if record.is_file() else None
+        has_record = (folder / RECORD_FILE).is_file()
+        stored_settings = RunFolder(folder).read_json(RECORD_FILE).get("settings") if has_record else None
         if stored_settings != _common_settings(settings):
             raise UserError(
                 f"--output: {str(folder)!r} is not empty and has no folds with these settings: choose another folder, "

@@ -59,14 +59,6 @@ class FrozenViewActivations:
         settings = replace(settings, workers=0)  # the activations need no processing that worker processes could share
         return step_loader(dataset, data, settings, plan, first_pass, settings.repeats, balanced)
 
-    def samples(self, keys: list[SampleKey], targets: Targets) -> list[Sample]:
-        """Return a sample per key: the activations of the key's image and view, and the label of the image."""
-        views = torch.tensor([(key.epoch + key.repeat) % self.n_views for key in keys])
-        images = torch.from_numpy(self.rows[[key.index for key in keys]])
-        rows = self.activations[views * (len(self.activations) // self.n_views) + images]
-        labels = (as_label(targets[key.index]) for key in keys)
-        return [Sample(key.index, [row], label, None, None) for key, row, label in zip(keys, rows, labels, strict=True)]
-
     @contextmanager
     def feed_to(self, objective: Objective) -> Iterator[None]:
         """Within the block, let an objective take batches of activations and start after the frozen stages."""
@@ -91,7 +83,12 @@ class _ActivationDataset(Dataset[Sample]):
         self._views, self._targets = views, targets
 
     def __getitems__(self, keys: list[SampleKey]) -> list[Sample]:  # called by `DataLoader`, once per batch
-        return self._views.samples(keys, self._targets)
+        stored = self._views
+        views = torch.tensor([(key.epoch + key.repeat) % stored.n_views for key in keys])
+        images = torch.from_numpy(stored.rows[[key.index for key in keys]])
+        rows = stored.activations[views * (len(stored.activations) // stored.n_views) + images]
+        labels = (as_label(self._targets[key.index]) for key in keys)
+        return [Sample(key.index, [row], label, None, None) for key, row, label in zip(keys, rows, labels, strict=True)]
 
 
 def why_unsupported(settings: TrainSettings, objective: Objective) -> str | None:

@@ -80,22 +80,26 @@ def split_images(settings: TrainSettings, images: ImageSet, keep_test: bool = Fa
     return SplitImages(images, limit_val(split, images.targets, settings.seed))
 
 
-def quick_check(data: SplitImages, seconds: float = MAX_READING_SECONDS) -> list[Finding]:
-    """Return problems that can be found without decoding, most serious first; read files for at most `seconds`."""
+def quick_check(data: SplitImages) -> list[Finding]:
+    """Return problems of a run's images that can be found without decoding, most serious first."""
     images = data.images
     checked_set = CheckedSet(images, data.split.parts, len(set(images.declared_splits)) > 1)
-    digests = None if images.stream is not None else _file_digests(images, seconds)
+    digests = None if images.stream is not None else _file_digests(images)
     # Leave out the notes of the image source, which the run prints itself.
     findings = [finding for finding in label_findings(checked_set) if finding.name != "source"]
     if digests is None:
-        text = f"{len(images)} images were not compared with each other, since that would have taken over {seconds:g} s"
+        text = (
+            f"{len(images)} images were not compared with each other, since that would have taken over "
+            f"{MAX_READING_SECONDS:g} s"
+        )
         advice = f"run 'paucal check {images.location}' to compare the images"
         return sort_findings([*findings, Finding("not-compared", "note", text, advice)])
     return sort_findings([*findings, *exact_copy_findings(checked_set, group_by_digest(digests))])
 
 
-def _file_digests(images: ImageSet, seconds: float) -> list[bytes] | None:
-    deadline, digests = time.monotonic() + seconds, []
+def _file_digests(images: ImageSet) -> list[bytes] | None:
+    """Return a digest of each file, to find copies; None if reading the files takes too long."""
+    deadline, digests = time.monotonic() + MAX_READING_SECONDS, []
     for position in range(len(images)):
         if position % 64 == 0 and time.monotonic() > deadline:
             return None

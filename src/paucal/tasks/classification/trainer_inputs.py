@@ -35,10 +35,7 @@ WARMUP_START = 1e-3
 def load_or_make_preprocessing(
     settings: TrainSettings, data: SplitImages, weights_input: WeightsPreprocessing | None, run: RunFolder | None
 ) -> Preprocessing:
-    """Return the preprocessing stored in `run`, or else the preprocessing for the settings.
-
-    `weights_input` is the image input that the pretrained weights expect; None for random weights.
-    """
+    """Return the preprocessing stored in `run`, or else one for the settings and the input that the weights expect."""
     stored = stored_preprocessing(run)
     if stored is not None and stored.image_size == height_and_width(settings.img_size):
         return stored  # stored preprocessing for another image size belongs to the probe
@@ -72,12 +69,11 @@ def make_preprocessing(
 def make_augmentation(settings: TrainSettings) -> Augmentation:
     """Return the augmentation of training images."""
     policy = settings.rand_augment
-    # Smallest area of a crop, as a fraction of the image area.
     min_scale = settings.crop_scale if settings.crop == "random-resized" else 1.0
     assert min_scale is not None  # chosen by an automatic rule if not given
     return Augmentation(
         crop=settings.crop,
-        scale=(min_scale, 1.0),
+        scale=(min_scale, 1.0),  # limits of the area of a crop, as fractions of the image area
         padding=max(1, min(height_and_width(settings.img_size)) // PADDING_DIVISOR),
         hflip=settings.hflip,
         rand_augment=None if policy in (None, "none") else policy,

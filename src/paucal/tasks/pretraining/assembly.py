@@ -62,6 +62,11 @@ class PretrainingSetup(RunSetup[PretrainSettings]):
 
     monitor: Monitor | None = None  # scores the backbone on labelled images; None if `--monitor` is not given
 
+    @property
+    def statistics(self) -> Normalisation:
+        """Mean and standard deviation that normalise the images."""
+        return Normalisation(self.card.preprocessing.mean, self.card.preprocessing.std)
+
     def describe(self) -> str:
         """Return one line: the backbone's name and parameters, the crops, the last feature grid and the method."""
         crops, title = describe_crops(self.settings), method_of(self.settings).title(self.settings)

@@ -12,7 +12,6 @@ from PIL import Image
 
 from paucal.data.dataset import ViewDataset
 from paucal.data.loader import TrainLoader
-from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.sheets import draw_crop_sheet
 from paucal.distributed import rank
 from paucal.evaluation.collapse import Verdict
@@ -84,17 +83,6 @@ def summary(setup: PretrainingSetup, outcome: Outcome, stage_watch: StageWatch) 
     }
 
 
-def result_lines(setup: PretrainingSetup, outcome: Outcome, verdict: Verdict | None) -> list[str]:
-    """Return lines that describe the trained model and its health."""
-    last, monitor = outcome.rows[-1], setup.settings.monitor
-    neighbours = f"; nearest neighbours {percent(last[KNN_SCORE])} on {monitor}" if KNN_SCORE in last else ""
-    return [
-        f"pre-trained: {setup.describe()}, epochs: {setup.settings.epochs}, {outcome.seconds:.0f} s; kept: the "
-        f"backbone after the last epoch{neighbours}",
-        "the networks look healthy" if verdict is None else f"{verdict.sentence} {verdict.advice}",
-    ]
-
-
 class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
     """The job of `paucal pretrain`, with any pre-training method."""
 
@@ -136,12 +124,12 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
 
     def draw_batch(self, setup: PretrainingSetup) -> Image.Image:
         """Draw the crops of a few images."""
-        return draw_crop_sheet(next(iter(self.loader(setup, 0))), _normalisation(setup))  # type: ignore[arg-type]
+        return draw_crop_sheet(next(iter(self.loader(setup, 0))), setup.statistics)  # type: ignore[arg-type]
 
     def loader(self, setup: PretrainingSetup, first_pass: int) -> TrainLoader:
         """Return the training loader of this process, starting at forward pass `first_pass`."""
         settings, data = setup.settings, setup.data
-        transforms = make_crop_transforms(settings, _normalisation(setup))
+        transforms = make_crop_transforms(settings, setup.statistics)
         dataset = ViewDataset(data.images, transforms, settings.seed, with_labels=False)
         return step_loader(dataset, data, settings, setup.plan, first_pass)
 
@@ -165,22 +153,27 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
         self, run: RunFolder, setup: PretrainingSetup, outcome: Outcome, listener: StageWatch, console: Console
     ) -> PretrainResult:
         """Draw the curves and write the results on the first process, while the other processes wait."""
-        last = outcome.rows[-1] if outcome.rows else {}
-        verdict = listener.watcher.verdict
+        settings, verdict, last = setup.settings, listener.watcher.verdict, outcome.rows[-1] if outcome.rows else {}
         if rank() == 0:
             chance = {f"train_{name}": value for name, value in setup.objective.chance_levels().items()}
             save_curves(run, outcome.rows, len(setup.data.split_indices("train")), chance=chance)
-            prototypes = method_of(setup.settings).n_prototypes(setup.settings)
-            dim = setup.objective.backbones()[0].dim
+            prototypes, dim = method_of(settings).n_prototypes(settings), setup.objective.backbones()[0].dim
             save_figure(run.plots / "health.png", health_figure(outcome.rows, prototypes, dim, verdict))
+            neighbours = ""
+            if KNN_SCORE in last:
+                neighbours = f"; nearest neighbours {percent(last[KNN_SCORE])} on {settings.monitor}"
+            lines = [
+                f"pre-trained: {setup.describe()}, epochs: {settings.epochs}, {outcome.seconds:.0f} s; kept: the "
+                f"backbone after the last epoch{neighbours}",
+                "the networks look healthy" if verdict is None else f"{verdict.sentence} {verdict.advice}",
+            ]
             path = shlex.quote(str(run.path))
             steps = [
                 f"paucal train photos/ --init {path}     # fine-tune the backbone on labelled images",
                 f"paucal eval {path} photos/ --protocol knn linear     # evaluate the frozen features",
             ]
             content = {**summary(setup, outcome, listener), "next_steps": steps}
-            lines, files = result_lines(setup, outcome, verdict), "metrics.csv, plots/"
-            publish_results(run, console, content, write_pretraining_report, lines, files, steps)
+            publish_results(run, console, content, write_pretraining_report, lines, "metrics.csv, plots/", steps)
         wait_for_all()
         return PretrainResult(run.path, last, verdict, outcome.seconds)
 
@@ -219,7 +212,3 @@ def pretrain(
         >>> paucal.train("photos/", init=run.folder)  # doctest: +SKIP
     """
     return life.run_quietly(PretrainingJob(), data, resume, callbacks, settings)
-
-
-def _normalisation(setup: PretrainingSetup) -> Normalisation:
-    return Normalisation(setup.card.preprocessing.mean, setup.card.preprocessing.std)

@@ -90,10 +90,7 @@ def write_scores(
 
 
 def draw_predictions(truth: Array, predicted: Array, half_width: float) -> Figure:
-    """Draw predicted against true values, and the band of prediction intervals unless `half_width` is infinite.
-
-    Coinciding points are drawn as a single point, whose area is proportional to their number.
-    """
+    """Draw predicted against true values, and the band of prediction intervals unless `half_width` is infinite."""
     figure = Figure(figsize=(5.5, 5.0), layout="constrained")
     axes = figure.subplots()
     low, high = min(truth.min(), predicted.min()), max(truth.max(), predicted.max())
@@ -104,6 +101,7 @@ def draw_predictions(truth: Array, predicted: Array, half_width: float) -> Figur
             limits, limits - half_width, limits + half_width, color="tab:blue", alpha=0.12, lw=0, label="90 % interval"
         )
     axes.plot(limits, limits, color="grey", lw=1, label="predicted = true")
+    # Coinciding points are drawn as a single point, whose area is proportional to their number.
     points, counts = np.unique(np.stack([truth, predicted]), axis=1, return_counts=True)
     axes.scatter(*points, s=14 * counts, alpha=0.7, color="tab:blue", label="test image")
     axes.set(xlabel="true", ylabel="predicted", xlim=limits, ylim=limits)

@@ -3,6 +3,7 @@
 import shlex
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -11,7 +12,6 @@ import torch
 from PIL import Image
 from torch import nn
 
-from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.stage_classifier import add_stage_classifier, last_stage_poolings
 from paucal.backbones.weights.inputs import timm_preprocessing
 from paucal.evaluation.predictions import predict_in_order
@@ -22,7 +22,7 @@ from paucal.models.features import ClassifierInputExtractor, StageClassifierInpu
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.regression import INTERVAL_LEVEL, RegressionCard
 from paucal.models.trained import TrainedModel, save_trained
-from paucal.objectives.base import Objective
+from paucal.objectives.finetuning import BackboneObjective
 from paucal.report.regression import write_regression_report
 from paucal.rules.resolve import backbone_spec
 from paucal.runner.images import (
@@ -94,24 +94,12 @@ class RegressionResult(EvaluatedRun):
         return load_regressor(self.folder)
 
 
-class FrozenNetwork(Objective):
+class FrozenNetwork(BackboneObjective):
     """A frozen network whose one-output linear classifier receives the weights of the fitted regression."""
-
-    def __init__(self, backbone: FeatureBackbone) -> None:
-        super().__init__()
-        self.backbone = backbone
 
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
         """Raise an error: the network is not trained."""
-        raise NotImplementedError("a regression on frozen features trains no network")
-
-    def deployable(self) -> nn.Module:
-        """Return the timm model."""
-        return self.backbone.model
-
-    def backbones(self) -> list[FeatureBackbone]:
-        """Return the only backbone, in a list."""
-        return [self.backbone]
+        _refuse_training()
 
 
 def _fit_best_ridge(
@@ -221,7 +209,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         with seeded_random_weights(settings.seed):
             spec, notes = backbone_spec(settings, 1, images.decode_options.channels)
             notes = [*check_memory(settings, spec), *notes]
-            objective = FrozenNetwork(spec.build())
+            objective = FrozenNetwork(spec.build(), tuning=None)
         weights_input = weights_source.input(settings.model) if weights_source.input is not None else None
         statistics = normalisation(settings, data, weights_input)
         preprocess = Preprocessing(
@@ -281,19 +269,13 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         """Fit the regression to the training images, and evaluate the model once on the test images."""
         start_time, settings, data = time.monotonic(), setup.settings, setup.data
         network, train = setup.objective.deployable().to(settings.device), data.split_indices("train")
-        size = setup.card.backbone.image_size
+        size, truth, grades = setup.card.backbone.image_size, data.targets[train], None
         has_maps = bool(last_stage_poolings(network, size))
         inputs = StageClassifierInputExtractor(network, size) if has_maps else ClassifierInputExtractor(network)
-        try:
-            with console.progress("features") as advance:
-                loader = eval_loader(data, train, setup.card.preprocessing, settings)
-                features = predict_in_order(inputs, loader, train, settings.device, advance).double().numpy()
-        finally:
-            inputs.close()
-        network, fitted, reads_stages = _fit_best_ridge(
-            network.cpu(), size, features, data.targets[train], settings.seed
-        )
-        truth, grades = data.targets[train], None
+        with closing(inputs), console.progress("features") as advance:
+            loader = eval_loader(data, train, setup.card.preprocessing, settings)
+            features = predict_in_order(inputs, loader, train, settings.device, advance).double().numpy()
+        network, fitted, reads_stages = _fit_best_ridge(network.cpu(), size, features, truth, settings.seed)
         if settings.ordinal:
             lowest, highest = int(data.targets.min()), int(data.targets.max())
             grades, half_width = fit_grades(truth + fitted.residuals, truth, lowest, highest)

@@ -11,11 +11,7 @@ from paucal.runs import RunFolder
 
 
 def load_regressor(run: str | os.PathLike[str] | RunFolder, device: torch.device | str = "cpu") -> TrainedModel:
-    """Load the model of a run with `--target`; `probabilities` returns (N, 1) predicted values in the target's unit.
-
-    Raises:
-        UserError: The run does not exist, or its model is for another task.
-    """
+    """Load the model of a run with `--target`; `probabilities` returns (N, 1) predicted values in the target's unit."""
     return TrainedModel(*load_saved(run, RegressionCard, device))
 
 

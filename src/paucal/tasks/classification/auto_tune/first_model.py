@@ -4,6 +4,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -75,11 +76,9 @@ def compute_frozen_features(
     """
     model = model.to(settings.device)
     inputs = StageClassifierInputExtractor(model, preprocess.image_size) if staged else ClassifierInputExtractor(model)
-    try:
+    with closing(inputs):
         loader = eval_loader(data, indices, preprocess, settings)
         return predict_in_order(inputs, loader, indices, settings.device, progress, autocast)
-    finally:
-        inputs.close()
 
 
 def compare_candidates(state: TuneState) -> None:
@@ -179,10 +178,7 @@ def pick_fastest_good_candidate(steps: Sequence[EvaluatedModel]) -> EvaluatedMod
 
 
 def prepare_first_model(state: TuneState) -> None:
-    """Time the frozen network, choose the precision of its features, and print when to expect the first model.
-
-    Also choose the training images on which candidate weights are compared, if there is time to compare them.
-    """
+    """Time the frozen network, choose its precision and the images for the comparison, and announce the first model."""
     _time_forward_pass(state)
     if state.record.probe is None:
         state.precision = choose_feature_precision(state.setup)

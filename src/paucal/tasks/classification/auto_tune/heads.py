@@ -73,10 +73,7 @@ def fit_gaussian(features: Tensor, labels: Tensor, n_classes: int) -> LinearClas
 
 
 def fit_soft_gaussian(features: Tensor, class_weights: Tensor) -> LinearClassifier:
-    """Fit the classifier of `fit_gaussian` to (N, D) features with soft labels, for N > D.
-
-    `class_weights` are the (N, K) weights of each image in each class.
-    """
+    """Fit the classifier of `fit_gaussian` to (N, D) features with (N, K) weights of each image in each class."""
     counts = class_weights.sum(0)
     means = class_weights.T @ features / counts.clamp(min=1e-9)[:, None]
     scatter = (features * class_weights.sum(1)[:, None]).T @ features - (counts[:, None] * means).T @ means
@@ -96,10 +93,7 @@ HEADS: Mapping[str, FitHead] = {
 def fit_mixture(
     features: Tensor, labels: Tensor, n_classes: int, mixture: Mapping[str, float], heads: Mapping[str, FitHead] = HEADS
 ) -> tuple[Tensor, Tensor]:
-    """Fit heads to raw (N, D) features; return (K, D) weights and (K,) biases of the weighted sum of their logits.
-
-    `mixture` maps the name of a head to the weight of its logits.
-    """
+    """Fit heads to raw (N, D) features; return the (K, D) weights and (K,) biases of the `mixture` of their logits."""
     standard = standardise(features)
     scaled_heads = [(scale, heads[name](standard.coordinates, labels, n_classes)) for name, scale in mixture.items()]
     weight = sum((scale * head.weight for scale, head in scaled_heads), start=0.0 * scaled_heads[0][1].weight)

@@ -1,5 +1,7 @@
 """Choose the precision of frozen features and of tuning: as given, or bfloat16 if it is faster on this CPU."""
 
+from contextlib import closing
+
 import torch
 from torch import Tensor
 
@@ -31,12 +33,9 @@ def choose_feature_precision(setup: TrainingSetup) -> PrecisionChoice:
     if not bfloat16_flags():
         return FLOAT32
     counts = setup.data.counts()
-    inputs = ClassifierInputExtractor(setup.objective.deployable().eval())
-    try:
+    with closing(ClassifierInputExtractor(setup.objective.deployable().eval())) as inputs:
         images = _sample_batch(setup).views[0]
         return choose_precision(inputs, images, settings.model, counts["train"] + counts["val"], has_logits=False)
-    finally:
-        inputs.close()
 
 
 def choose_training_precision(state: TuneState) -> None:

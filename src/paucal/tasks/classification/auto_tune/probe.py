@@ -167,10 +167,7 @@ def _stratified_folds(labels: Tensor, seed: int, groups: Tensor | None) -> Folds
 
 
 def stratified_sample(labels: Tensor, count: int, seed: int = 0) -> Tensor:
-    """Return ascending indices of about `count` images, stratified by class, with at least two images per class.
-
-    For images with several labels, there is no such minimum.
-    """
+    """Return ascending indices of about `count` images, stratified, with at least two per class for single labels."""
     fraction = min(1.0, count / max(len(labels), 1))
     if labels.ndim == 2:
         parts = stratify_iteratively(labels.numpy().astype(np.int8), [fraction, 1 - fraction], seed)

@@ -131,15 +131,12 @@ def save_head(run: RunFolder, head: Head, name: str) -> None:
 
 
 def calibrated_losses(predictions: Predictions) -> list[float]:
-    """Return the cross-entropy of each validation image in nats, at the temperature that suits all these images best.
-
-    For images with several labels, the loss is the mean of the binary cross-entropies, without calibration.
-    """
+    """Return the cross-entropy of each validation image in nats, at the temperature that suits these images best."""
     logits, labels = predictions.logits.double(), predictions.labels
     if labels.ndim == 1:
         losses = F.cross_entropy(logits / fit_temperature(logits, labels), labels, reduction="none")
     else:
-        losses = multi_label_losses(predictions)
+        losses = multi_label_losses(predictions)  # means of the binary cross-entropies, without calibration
     return [round(loss, 4) for loss in losses.tolist()]
 
 

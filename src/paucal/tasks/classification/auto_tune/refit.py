@@ -7,6 +7,7 @@ the training images would be biased, since the network was tuned on these images
 If unlabelled images improved the first model, heads also learn from the tuned features of these images.
 """
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -109,10 +110,6 @@ def _compute_unlabelled_features(
             data, rows = as_training_split(unlabelled), np.arange(len(unlabelled))
             return compute_frozen_features(network, data, rows, preprocess, settings, advance, staged)
         assert isinstance(settings.freeze, int)
-        resumable = ResumableFeatureExtractor(
-            network.to(settings.device), preprocess.image_size, staged, settings.freeze
-        )
-        try:
+        network = network.to(settings.device)
+        with closing(ResumableFeatureExtractor(network, preprocess.image_size, staged, settings.freeze)) as resumable:
             return resumable.resume_all(unlabelled, advance)
-        finally:
-            resumable.close()

@@ -143,19 +143,19 @@ class ResumableFeatureExtractor(nn.Module):
 
     def _features_of(self, images: Tensor) -> Tensor:
         last = self._inputs(images)
-        return self._join(self._frozen_pool.join(last[:, :0]), self._trained_pool.join(last), last.shape[1])
+        return self._join(last, self._frozen_pool.join(last[:, :0]))
 
     def _resume(self, activations: Tensor, pooled: Tensor) -> Tensor:
         try:
             last = self._inputs(self._stages.resume_from(activations))
         finally:
             self._stages.forget_activations()
-        return self._join(pooled, self._trained_pool.join(last), last.shape[1])
+        return self._join(last, pooled)
 
-    def _join(self, frozen: Tensor, trained: Tensor, n_last: int) -> Tensor:
+    def _join(self, last: Tensor, frozen_maps: Tensor) -> Tensor:
         """Return the features in the order of `StagePool.join`: last features, all means, all standard deviations."""
-        last, trained_maps = trained[:, :n_last], trained[:, n_last:]
-        maps = [part for pair in zip(frozen.chunk(2, 1), trained_maps.chunk(2, 1), strict=True) for part in pair]
+        trained_maps = self._trained_pool.join(last)[:, last.shape[1] :]
+        maps = [part for pair in zip(frozen_maps.chunk(2, 1), trained_maps.chunk(2, 1), strict=True) for part in pair]
         return torch.cat([last, *maps], 1)
 
     def _can_store(self, image: Tensor, activations: Tensor, pooled: Tensor) -> bool:

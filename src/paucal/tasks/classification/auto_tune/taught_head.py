@@ -27,10 +27,7 @@ class _TeacherLogits(nn.Module):
 
 
 def learn_from_teacher(state: TuneState, fitted: FittedHead) -> FittedHead:
-    """Fit a second head to the labels and the teacher's probabilities; return the better of both heads.
-
-    Runs without an extra loss that distils a teacher's probabilities, or without validation images, keep the head.
-    """
+    """Also fit a head to the probabilities of a run's soft teacher, if it has one; return the better of both heads."""
     setup, data, device = state.setup, state.setup.data, state.setup.settings.device
     terms = setup.objective.named_terms().values() if isinstance(setup.objective, ClassifierObjective) else ()
     soft_terms = [term for term in terms if isinstance(term, Distillation) and term.soft]

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback
 from torch import nn
 
 from paucal.backbones.layers import count_stages
@@ -102,7 +101,6 @@ def run_trial(
     preset: TuningPreset,
     steps: int,
     console: Console,
-    callbacks: Sequence[Callback] = (),
     time_plan: TimePlan | None = None,
 ) -> EvaluatedModel | None:
     """Fine-tune from the probe for a few steps, and score the validation images; None if a signal stops the trial.
@@ -124,7 +122,7 @@ def run_trial(
     records = Records(folder, lambda module: None, Validation(validate))
     try:
         with advise_on_memory_errors(plan):
-            outcome = _fit_trial(setup, plan, first_pass, records, console, callbacks)
+            outcome = _fit_trial(setup, plan, first_pass, records, console)
     except UserError as problem:  # the training diverged, or the memory was too small
         console.say(f"note: {preset.name}: {problem}")
         details = {"loss": FAILED_LOSS, "steps": steps, **preset.settings}
@@ -139,9 +137,7 @@ def run_trial(
     return EvaluatedModel(preset.name, row[setup.data.primary_metric.column], time.monotonic() - start_time, details)
 
 
-def _fit_trial(
-    setup: TrainingSetup, plan: Plan, first_pass: int, records: Records, console: Console, callbacks: Sequence[Callback]
-) -> Outcome:
+def _fit_trial(setup: TrainingSetup, plan: Plan, first_pass: int, records: Records, console: Console) -> Outcome:
     settings, request, steps = setup.settings, setup.objective.data_request, plan.total_steps
     peak, warmup = settings.lr, round(WARMUP_FRACTION * steps)
     schedule = CosineWarmup(peak=peak, horizon=steps, warmup=warmup, start=0.1 * peak, floor=0.0)
@@ -151,7 +147,7 @@ def _fit_trial(
         replace(make_optimization(settings, plan), schedule=schedule, average_decay=None),
         plan,
         records,
-        [*console.callbacks(), *callbacks],
+        console.callbacks(),
     )
 
 

@@ -45,10 +45,7 @@ TIMED_STEPS = 2  # number of timed steps, after one warm-up step
 
 
 def measure_seconds_per_image(setup: TrainingSetup, choose_threads: bool = False) -> float:
-    """Measure the seconds that training takes per image, with reading, augmentation, forward and backward pass.
-
-    With `choose_threads`, first choose the fastest number of threads, since other programs may use the same cores.
-    """
+    """Measure the seconds that training takes per image, perhaps after choosing the fastest number of CPU threads."""
     settings, objective = setup.settings, setup.objective
     size = min(settings.batch_size_or_1, MAX_TIMED_IMAGES, max(2, len(setup.data.split_indices("train"))))
     device = torch.device(settings.device)

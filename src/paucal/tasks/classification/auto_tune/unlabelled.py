@@ -1,7 +1,8 @@
 """The step of auto-tuning after the first model: fit a second head that also uses the `--unlabelled` images."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,6 @@ REREAD_FRACTION, FEW_LABELS_REREAD_FRACTION = 0.05, 0.2
 MIN_IMAGES = 50  # minimum number of unlabelled images; fewer images have no effect on the head
 MIN_HELD_OUT = 20  # with fewer validation images, a fifth of the training images is held out to measure distances
 FEATURES_FILE = "unlabelled.safetensors"  # features, removed at the end of this step
-STEP_NAME = "images without labels"
 
 
 def learn_from_unlabelled(state: TuneState) -> None:
@@ -85,9 +85,10 @@ def learn_from_unlabelled(state: TuneState) -> None:
         except UserError as problem:  # a note is enough: the run continues with the labelled images
             reason = f"--unlabelled: {str(problem).removeprefix('--unlabelled: ')}"
     details = {"images": len(images), "kept": False}
+
     if len(images) < MIN_IMAGES:
         state.console.say(f"note: {reason}")
-        _save_step(state, EvaluatedModel(STEP_NAME, 0.0, time.monotonic() - start_time, {**details, "why": reason}))
+        _save_step(state, 0.0, start_time, {**details, "why": reason})
         return
     train = torch.from_numpy(state.setup.data.split_indices("train"))[first.rows]
     labels = torch.from_numpy(state.setup.data.images.targets).long()[train]
@@ -101,7 +102,7 @@ def learn_from_unlabelled(state: TuneState) -> None:
         score, losses = _save_first_model(state, first, race, images)
         details |= {"kept": True, "read_again": _count_images_to_reread(state, len(images)), LOSSES_KEY: losses}
         details |= _store_frozen_outputs(state, frozen)
-    _save_step(state, EvaluatedModel(STEP_NAME, score, time.monotonic() - start_time, details))
+    _save_step(state, score, start_time, details)
     text = f"{counted(len(images), 'image')} without labels"
     lead = f"a lead of {race.lead:.3f} ± {race.error:.3f} in cross-validated Brier score"
     if race.weight is None:
@@ -115,8 +116,8 @@ def learn_from_unlabelled(state: TuneState) -> None:
         state.console.say(f"after tuning, {n_reread} of these images are read again, which takes about {seconds}")
 
 
-def _save_step(state: TuneState, step: EvaluatedModel) -> None:
-    state.save(unlabelled=step)
+def _save_step(state: TuneState, score: float, start_time: float, details: Mapping[str, Any]) -> None:
+    state.save(unlabelled=EvaluatedModel("images without labels", score, time.monotonic() - start_time, details))
     (state.run.path / FEATURES_FILE).unlink(missing_ok=True)
 
 
@@ -233,12 +234,10 @@ def _compute_features(state: TuneState, first: FittedHead, images: ImageSet) -> 
                 network, data, rows, preprocess, setup.settings, advance, first.staged, dtype
             )
         else:
-            try:
+            with closing(resumable):
                 loader = eval_loader(data, rows, preprocess, setup.settings)
                 features = predict_in_order(resumable, loader, rows, setup.settings.device, advance, dtype)
                 frozen = resumable.get_stored_outputs(state.precision.speed)
-            finally:
-                resumable.close()
     return features, frozen
 
 
@@ -259,10 +258,7 @@ def _make_resumable(state: TuneState, staged: bool, n_images: int) -> ResumableF
 
 
 def _in_distribution_mask(first: FittedHead, features: Tensor, width: int | None) -> Tensor:
-    """Return (U,) booleans: whether an image is as close to the training images as held-out labelled images are.
-
-    Distances are measured on the first `width` columns of the (U, D) features, which are the last features.
-    """
+    """Return (U,) booleans: whether the last features (`width` columns) are as close as those of held-out images."""
     last, count = first.features[:, :width], first.n_images
     train, held_out = last[:count], last[count:]
     if len(held_out) < MIN_HELD_OUT:
