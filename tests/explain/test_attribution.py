@@ -14,7 +14,7 @@ from paucal.explain.attribution.gradients import gradient_features, gradient_rol
 from paucal.explain.attribution.methods import METHODS, attribute, methods_of, random_maps
 from paucal.explain.attribution.pruning import PrunedGradients
 from paucal.explain.attribution.relevance import layer_relevances, relevance
-from paucal.explain.attribution.relevance_mode import Convolution, LinearRule, RelevanceMode
+from paucal.explain.attribution.relevance_mode import LayerRule, RelevanceMode
 from paucal.explain.prepared import prepare_for_hooks
 from paucal.types import UserError
 
@@ -76,7 +76,7 @@ def test_relevance__is_conserved_from_the_class_to_every_block(name: str) -> Non
 def test_relevance__of_a_linear_layer_is_shared_by_positive_products() -> None:
     x = torch.tensor([[1.0, -2.0, 3.0]], requires_grad=True)
     weight = torch.tensor([[2.0, -1.0, -5.0]])
-    out = LinearRule.apply(x, weight, torch.tensor([100.0]))
+    out = LayerRule.apply(nn.functional.linear, x, weight, torch.tensor([100.0]))
     assert out.item() == 100.0 + 2 + 2 - 15
     (found,) = torch.autograd.grad(out, x, torch.tensor([[1.0]]))
     torch.testing.assert_close(found, torch.tensor([[0.5, 0.5, 0.0]]))
@@ -87,9 +87,11 @@ def test_relevance__of_a_convolution_is_that_of_the_same_linear_layer() -> None:
     x, weight = torch.randn(2, 5, 3, 4, generator=generator), torch.randn(6, 5, generator=generator)
     given = torch.rand(2, 6, 3, 4, generator=generator)
     cells = x.permute(0, 2, 3, 1).clone().requires_grad_()
-    expected = torch.autograd.grad(LinearRule.apply(cells, weight, None), cells, given.permute(0, 2, 3, 1))[0]
+    expected = torch.autograd.grad(
+        LayerRule.apply(nn.functional.linear, cells, weight, None), cells, given.permute(0, 2, 3, 1)
+    )[0]
     x.requires_grad_()
-    out = Convolution.apply(x, weight[:, :, None, None], None, (1, 0, 1, 1))
+    out = LayerRule.apply(torch.conv2d, x, weight[:, :, None, None], None)
     torch.testing.assert_close(torch.autograd.grad(out, x, given)[0], expected.permute(0, 3, 1, 2))
 
 
@@ -265,6 +267,8 @@ def test_auto__takes_what_scored_best_and_can_be_had(monkeypatch: pytest.MonkeyP
         assert "DHVT" in reason
     assert methods.family_of(build("swin_tiny_patch4_window7_224")) == "staged"
     assert methods.family_of(build("lvvit_t")) == "lvvit"
+    assert methods.family_of(timm.create_model("test_vit")) == "vit"
+    assert methods.family_of(timm.create_model("test_resnet")) == "convolutional"
     assert (
         methods.best_method(model, among=["rollout", *methods.BEST_METHODS["dhvt"][-1:]])[0]
         == methods.BEST_METHODS["dhvt"][-1]

@@ -13,14 +13,7 @@ from paucal.wording import counted
 
 
 def to_full_precision(model: nn.Module) -> nn.Module:
-    """Return the uncompiled model if its precision is float32 or float64, otherwise a float32 copy of the model.
-
-    Example:
-        >>> import timm
-        >>> model = timm.create_model("test_vit").half()
-        >>> next(to_full_precision(model).parameters()).dtype, next(model.parameters()).dtype
-        (torch.float32, torch.float16)
-    """
+    """Return the uncompiled model if its precision is float32 or float64, otherwise a float32 copy of the model."""
     module = getattr(model, "_orig_mod", model)  # `torch.compile` stores the uncompiled model as `_orig_mod`
     floats = {p.dtype for p in module.parameters() if p.is_floating_point()}
     return module if floats <= {torch.float32, torch.float64} else copy.deepcopy(module).float()
@@ -106,11 +99,7 @@ def one_hot_classes(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 def check_class_indices(classes: Tensor, n_classes: int, n_images: int) -> Tensor:
-    """Check that class indices are valid and return an index for each of B images, (B,).
-
-    `classes` contains an index for each image, or a single index that is used for all images. `n_images` is the
-    number B of images.
-    """
+    """Check class indices, one for each image or a single one for all images, and return one for each image, (B,)."""
     indices = torch.as_tensor(classes).reshape(-1)
     if len(indices) == 1:
         indices = indices.expand(n_images)

@@ -27,19 +27,19 @@ CELLS = 8  # number of rows and number of columns of the grid on which maps are 
 BLUR_RADIUS = 8  # half the side, in pixels, of the squares whose mean colours `blur` interpolates
 
 
-def resize_to_cells(maps: Tensor, cells: int = CELLS) -> Tensor:
-    """Return (B, h, w) maps resized to (B, cells, cells); finer maps are averaged, coarser maps are interpolated."""
-    if maps.shape[1] >= cells and maps.shape[2] >= cells:
-        return F.adaptive_avg_pool2d(maps[:, None], cells)[:, 0]
-    return F.interpolate(maps[:, None], (cells, cells), mode="bilinear", align_corners=False)[:, 0]
+def resize_to_cells(maps: Tensor) -> Tensor:
+    """Return (B, h, w) maps resized to 8 x 8 cells; finer maps are averaged, coarser maps are interpolated."""
+    if maps.shape[1] >= CELLS and maps.shape[2] >= CELLS:
+        return F.adaptive_avg_pool2d(maps[:, None], CELLS)[:, 0]
+    return F.interpolate(maps[:, None], (CELLS, CELLS), mode="bilinear", align_corners=False)[:, 0]
 
 
-def rank_cells(maps: Tensor, cells: int = CELLS) -> Tensor:
+def rank_cells(maps: Tensor) -> Tensor:
     """Return the rank of each cell, (B, cells, cells) int64: 0 is the highest value; ties are in row-major order."""
-    flat = resize_to_cells(maps.float(), cells).flatten(1)
+    flat = resize_to_cells(maps.float()).flatten(1)
     order = flat.argsort(dim=1, descending=True, stable=True)
     ranks = torch.empty_like(order).scatter(1, order, torch.arange(flat.shape[1], device=flat.device).expand_as(order))
-    return ranks.unflatten(1, (cells, cells))
+    return ranks.unflatten(1, (CELLS, CELLS))
 
 
 def blur(images: Tensor) -> Tensor:
@@ -77,12 +77,7 @@ def perturbation_curve(
 
 
 def area_under_curve(curve: Tensor) -> Tensor:
-    """Return the (B,) areas under curves, which are given by (B, n) values at n equally spaced points from 0 to 1.
-
-    Example:
-        >>> area_under_curve(torch.tensor([[1.0, 0.5, 0.0]]))
-        tensor([0.5000])
-    """
+    """Return the (B,) areas under curves, which are given by (B, n) values at n equally spaced points from 0 to 1."""
     return (curve[:, 1:] + curve[:, :-1]).mean(1) / 2
 
 
@@ -91,17 +86,11 @@ PASTED_SIDE = 0.5  # side of the pasted image as a fraction of the image's side,
 
 @dataclass(frozen=True, eq=False)
 class CompositeImages:
-    """Images into which an image of another class was pasted.
+    """Images into which an image of another class was pasted."""
 
-    Attributes:
-        images: (B, C, H, W) images after pasting.
-        classes: (B,) classes of the pasted images.
-        boxes: (B, 4) top, left, bottom and right of the pasted images in pixels.
-    """
-
-    images: Tensor
-    classes: Tensor
-    boxes: Tensor
+    images: Tensor  # (B, C, H, W) images after pasting
+    classes: Tensor  # (B,) classes of the pasted images
+    boxes: Tensor  # (B, 4) top, left, bottom and right of the pasted images in pixels
 
 
 def paste_objects(
@@ -177,27 +166,16 @@ Z_95 = 1.96  # half the width of a 95 % confidence interval, in standard errors
 
 @dataclass(frozen=True)
 class MethodScore:
-    """The scores of an attribution method over a set of images; areas and fractions are from 0 to 1.
+    """The scores of an attribution method over a set of images; areas and fractions are from 0 to 1."""
 
-    Attributes:
-        deletion: Mean area under the curve of the class probability while cells are deleted; lower is better.
-        insertion: Mean area under the curve of the class probability while cells are inserted; higher is better.
-        faithfulness: Insertion minus deletion; higher is better.
-        faithfulness_error: Half the width of the faithfulness's 95 % confidence interval over images.
-        pointing: Fraction of maps whose highest value is on the pasted object; 0.25 at chance level.
-        mass: Mean fraction of a map's positive values that is on the pasted object; 0.25 at chance level.
-        images: Number of images.
-        pasted: Number of images with a pasted object.
-    """
-
-    deletion: float
-    insertion: float
-    faithfulness: float
-    faithfulness_error: float
-    pointing: float
-    mass: float
+    deletion: float  # mean area under the curve of the class probability while cells are deleted; lower is better
+    insertion: float  # the same while cells are inserted; higher is better
+    faithfulness: float  # insertion minus deletion; higher is better
+    faithfulness_error: float  # half the width of the faithfulness's 95 % confidence interval over images
+    pointing: float  # fraction of maps whose highest value is on the pasted object; 0.25 at chance level
+    mass: float  # mean fraction of a map's positive values that is on the pasted object; 0.25 at chance level
     images: int
-    pasted: int
+    pasted: int  # number of images with a pasted object
 
 
 def score_methods(

@@ -20,12 +20,7 @@ MASS = 0.6  # fraction of a head's attention that the patches in its mask receiv
 
 
 def entropy(weights: Tensor) -> Tensor:
-    """Return the entropy in bits of (..., K) weights, which are first normalised to sum to 1.
-
-    Example:
-        >>> entropy(torch.tensor([[0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0]]))
-        tensor([2., 0.])
-    """
+    """Return the entropy in bits of (..., K) weights, which are first normalised to sum to 1."""
     shares = weights.float() / weights.float().sum(-1, keepdim=True)
     return -torch.xlogy(shares, shares).sum(-1) / torch.log(torch.tensor(2.0)) + 0.0
 

@@ -187,8 +187,7 @@ def tokens_of(
 ) -> Tokens | None:
     """Return the names and the grid of `count` tokens of a model; None if the patch tokens do not form a grid.
 
-    `suffix` has the names of the tokens after the patch tokens, and `prefix` is the number of tokens before the patch
-    tokens. If `prefix` is None, the number is derived from the model or from the aspect ratio of the image.
+    If the number of tokens before the patches, `prefix`, is None, it is derived from the model or the aspect ratio.
     """
     model_prefix = int(getattr(model, "num_prefix_tokens", 0) or 0)
     for n_prefix in (model_prefix, *range(MAX_PREFIX)) if prefix is None else (prefix,):

@@ -157,7 +157,6 @@ def class_contributions(
     feature, or of the token's relevance. Features and gradients are read after the final norm. Before the norm,
     gradient times feature would be 0, since the norm's output does not depend on the length of its input.
 
-    `recorded` and `outputs` are the results of `run_with_blocks`, and `one_hot` has (B, K) one-hot classes.
     `relevances` says whether backward passes compute relevances (`RelevanceMode`) instead of gradients.
     """
     last = recorded.maps[-1]
@@ -177,9 +176,6 @@ def class_contributions(
 
 
 def roll_out(layers: list[AttentionMap], start: TokenContributions) -> Tensor:
-    """Return the product start (I + A_L) ... (I + A_1) on the patches, (B, rows, columns).
-
-    A_i is the matrix of the weights in `layers[i - 1]`.
-    """
+    """Return the product start (I + A_L) ... (I + A_1) on the patches, (B, rows, columns); A_i is layer i's matrix."""
     flow = follow_back(start, [fold_head_tokens(layer, average=False) for layer in layers])
     return flow.tokens.to_grid(flow.values)

@@ -3,7 +3,8 @@
 Grad-CAM and integrated gradients use captum, which the extra `explain` installs.
 """
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.forward_hooks import block_names, recorded_outputs
 from paucal.backbones.layout import LayoutHints, last_tensor, read_layout, to_grid
-from paucal.backbones.probe import FeaturePlan, model_name
+from paucal.backbones.probe import model_name
 from paucal.explain.attention.reading import require_attention
 from paucal.explain.attention.rollout import class_contributions, roll_out, run_with_blocks
 from paucal.explain.attribution.pruning import PrunedGradients
@@ -121,36 +122,37 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     with prepare_for_hooks(model) as module, torch.enable_grad():
         inputs = with_gradient(module, images)
         indices = _class_indices(module, inputs, classes)
-        layer = _GridLayer(module, FeatureBackbone(module, size).plan, size)
-        try:
-            method = captum.LayerGradCam(lambda batch: compute_logits(module, batch), layer.grid)
+        with _grid_layer(module, size) as layer:
+            method = captum.LayerGradCam(lambda batch: compute_logits(module, batch), layer)
             return method.attribute(inputs, target=indices, relu_attributions=True).detach()[:, 0]
-        finally:
-            layer.handle.remove()
 
 
-class _GridLayer:
-    """Passes a block's output through an identity module as (B, C, rows, columns), which captum can hook."""
+@contextmanager
+def _grid_layer(module: nn.Module, size: tuple[int, int]) -> Iterator[nn.Module]:
+    """Yield an identity module that a block's output passes as (B, C, rows, columns), so that captum can hook it."""
+    plan, grid = FeatureBackbone(module, size).plan, nn.Identity()
+    blocks = [name for name in block_names(module) if name in plan.blocks]
+    if not blocks:
+        raise UserError(f"{model_name(module)} has no blocks with feature maps: use integrated-gradients.")
 
-    def __init__(self, module: nn.Module, plan: FeaturePlan, size: tuple[int, int]) -> None:
-        blocks = [name for name in block_names(module) if name in plan.blocks]
-        if not blocks:
-            raise UserError(f"{model_name(module)} has no blocks with feature maps: use integrated-gradients.")
-        self.plan, self.size, self.grid = plan, size, nn.Identity()
-        name = blocks[-2] if plan.class_token and len(blocks) > 1 else blocks[-1]
-        self.handle = module.get_submodule(name).register_forward_hook(self._pass_as_grid)
-
-    def _pass_as_grid(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tensor:
-        output, hints = last_tensor(output), LayoutHints(self.plan.channels_last, self.plan.last_shape[1:])
-        layout = read_layout(output.shape, self.size, self.plan.prefixes, hints)
+    def pass_as_grid(block: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tensor:
+        output, hints = last_tensor(output), LayoutHints(plan.channels_last, plan.last_shape[1:])
+        layout = read_layout(output.shape, size, plan.prefixes, hints)
         assert layout is not None
         if layout.kind == "nchw":
-            return self.grid(output)
+            return grid(output)
         if layout.kind == "nhwc":
-            return self.grid(output.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+            return grid(output.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
         prefix, cells = output[:, : layout.prefix], output[:, layout.prefix :]
-        new_grid = self.grid(cells.transpose(1, 2).unflatten(2, (layout.height, layout.width)))
+        new_grid = grid(cells.transpose(1, 2).unflatten(2, (layout.height, layout.width)))
         return torch.cat((prefix, new_grid.flatten(2).transpose(1, 2)), 1)
+
+    name = blocks[-2] if plan.class_token and len(blocks) > 1 else blocks[-1]
+    handle = module.get_submodule(name).register_forward_hook(pass_as_grid)
+    try:
+        yield grid
+    finally:
+        handle.remove()
 
 
 def _import_captum() -> Any:

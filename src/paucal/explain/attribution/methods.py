@@ -19,19 +19,12 @@ from paucal.types import UserError
 
 
 class Method(NamedTuple):
-    """An attribution method, which computes how much each region of an image is evidence for a class.
+    """An attribution method, which computes how much each region of an image is evidence for a class."""
 
-    Attributes:
-        title: Name of the method in figures and messages.
-        compute: Function of (model, images, classes) that returns (B, rows, columns) maps.
-        needs: What the model must have: "nothing", "attention", or "rules" (relevance rules for the model's family).
-        is_class_specific: Whether the map depends on the class.
-    """
-
-    title: str
-    compute: Callable[[nn.Module, Tensor, Tensor], Tensor]
-    needs: str = "nothing"
-    is_class_specific: bool = True
+    title: str  # name of the method in figures and messages
+    compute: Callable[[nn.Module, Tensor, Tensor], Tensor]  # returns (B, rows, columns) maps
+    needs: str = "nothing"  # what the model must have: "attention", or "rules" (relevance rules for its family)
+    is_class_specific: bool = True  # whether the map depends on the class
 
 
 def last_attention(model: nn.Module, images: Tensor, classes: Tensor | None = None) -> Tensor:
@@ -117,13 +110,7 @@ BEST_METHODS: Mapping[str, tuple[str, ...]] = {
 
 
 def family_of(model: nn.Module) -> str:
-    """Return the key of `BEST_METHODS` for a model's architecture family.
-
-    Example:
-        >>> import timm
-        >>> family_of(timm.create_model("test_vit")), family_of(timm.create_model("test_resnet"))
-        ('vit', 'convolutional')
-    """
+    """Return the key of `BEST_METHODS` for a model's architecture family."""
     model = getattr(model, "_orig_mod", model)
     return relevance_family(model) or ("staged" if attention_layers(model) else "convolutional")
 

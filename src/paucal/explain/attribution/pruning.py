@@ -53,19 +53,16 @@ class PrunedGradients(TorchFunctionMode):
         if name == "softmax" and self.products == "values":
             return func(*args, **keywords).detach()
         if name in _GATED:
-            return _gated_product(args[0], func(args[0].detach().clone(), *args[1:], **keywords))
+            constant = args[0].detach()
+            is_zero = constant.abs() < NEAR_ZERO
+            value = func(constant.clone(), *args[1:], **keywords)
+            return args[0] * torch.where(is_zero, 0.5, value / torch.where(is_zero, 1.0, constant))
         if name in ("layer_norm", "group_norm", "rms_norm"):
             return _rescale(func, name, args, keywords)
         if name in MATRIX_PRODUCTS | PRODUCTS and len(args) > 1 and gets_relevance(args[1]):
             multiply = torch.matmul if name in MATRIX_PRODUCTS else torch.mul
             return (multiply(args[0], args[1].detach()) + multiply(args[0].detach(), args[1])) / 2
         return func(*args, **keywords)
-
-
-def _gated_product(x: Tensor, value: Tensor) -> Tensor:
-    constant = x.detach()
-    is_zero = constant.abs() < NEAR_ZERO
-    return x * torch.where(is_zero, 0.5, value / torch.where(is_zero, 1.0, constant))
 
 
 def _rescale(func: Callable[..., Any], name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:

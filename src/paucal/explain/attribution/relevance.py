@@ -29,17 +29,11 @@ from paucal.types import UserError
 
 @dataclass(frozen=True, eq=False)
 class LayerRelevance:
-    """The gradient and the relevance of one layer's attention for a class.
+    """The gradient and the relevance of one layer's attention for a class."""
 
-    Attributes:
-        attention: Attention of the layer in the forward pass.
-        gradient: (B, 1, heads, Q, K) gradient of the class's logit with respect to the attention weights.
-        relevance: (B, 1, heads, Q, K) relevance of the attention weights.
-    """
-
-    attention: AttentionMap
-    gradient: Tensor
-    relevance: Tensor
+    attention: AttentionMap  # attention of the layer in the forward pass
+    gradient: Tensor  # (B, 1, heads, Q, K) gradient of the class's logit with respect to the attention weights
+    relevance: Tensor  # (B, 1, heads, Q, K) relevance of the attention weights
 
 
 def has_relevance(model: nn.Module) -> bool:
@@ -49,15 +43,10 @@ def has_relevance(model: nn.Module) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Relevances:
-    """The relevance of a model's layers for a class.
+    """The relevance of a model's layers for a class."""
 
-    Attributes:
-        layers: Relevance of each layer, from the first to the last.
-        start: Relevance of the last layer's tokens, which sums to 1.
-    """
-
-    layers: list[LayerRelevance]
-    start: TokenContributions
+    layers: list[LayerRelevance]  # from the first to the last
+    start: TokenContributions  # relevance of the last layer's tokens, which sums to 1
 
 
 def layer_relevances(model: nn.Module, images: Tensor, classes: Tensor) -> Relevances:
@@ -94,10 +83,7 @@ def layer_relevances(model: nn.Module, images: Tensor, classes: Tensor) -> Relev
 
 
 def relevance(model: nn.Module, images: Tensor, classes: Tensor, start_layer: int = 0) -> Tensor:
-    """Return the relevance of each patch for a class, (B, rows, columns), >= 0.
-
-    `start_layer` is the index of the first layer that is included.
-    """
+    """Return the relevance of each patch for a class, (B, rows, columns), >= 0, from the layer `start_layer` on."""
     relevances = layer_relevances(model, images, classes)
     weighted = [
         layer.attention.with_weights((layer.gradient * layer.relevance).clamp(min=0).mean(2, keepdim=True))

@@ -33,57 +33,31 @@ def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
     return numerator / (denominator + torch.where(denominator == -EPSILON, 2 * EPSILON, EPSILON)) * (denominator != 0)
 
 
-def _relevance_by_positive_products(
-    x: Tensor, weight: Tensor, relevance: Tensor, apply: Callable[[Tensor, Tensor], Tensor]
-) -> Tensor:
-    """Divide relevance among the inputs x in proportion to their positive products with the weights; ignore biases."""
-    with torch.enable_grad():
-        positive = x.detach().clamp(min=0).requires_grad_()
-        negative = x.detach().clamp(max=0).requires_grad_()
-        activation = apply(positive, weight.clamp(min=0)) + apply(negative, weight.clamp(max=0))
-        shares = torch.autograd.grad(activation, (positive, negative), safe_divide(relevance, activation.detach()))
-    return positive.detach() * shares[0] + negative.detach() * shares[1]
+class LayerRule(torch.autograd.Function):
+    """The alpha-beta rule with alpha = 1 for linear layers and convolutions: only positive contributions get relevance.
 
-
-class LinearRule(torch.autograd.Function):
-    """The alpha-beta rule with alpha = 1 for linear layers: only positive contributions to an output get relevance."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return F.linear."""
-        ctx.save_for_backward(x, weight)
-        return F.linear(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *relevance: Tensor) -> Any:
-        """Return the relevance of x."""
-        x, weight = ctx.saved_tensors
-        return _relevance_by_positive_products(x, weight, relevance[0], F.linear), None, None
-
-
-class Convolution(torch.autograd.Function):
-    """The alpha-beta rule with alpha = 1 for convolutions.
-
-    The authors' code divides the contributions of positive and of negative inputs by separate sums, which doubles the
-    relevance if there are negative inputs. Here, as in linear layers, a common sum conserves the relevance.
+    For convolutions, the authors' code divides the contributions of positive and of negative inputs by separate sums,
+    which doubles the relevance if there are negative inputs. Here, as in linear layers, a common sum conserves the
+    relevance.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: tuple[Any, ...]) -> Tensor:
-        """Return torch.conv2d; `options` are stride, padding, dilation and groups."""
+    def forward(ctx: Any, apply: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return apply(x, weight, bias)."""
         ctx.save_for_backward(x, weight)
-        ctx.options = options
-        return torch.conv2d(x, weight, bias, *options)
+        ctx.apply_to = apply
+        return apply(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *relevance: Tensor) -> Any:
-        """Return the relevance of x."""
+        """Return the relevance of x, in proportion to its positive products with the weights; ignore the bias."""
         x, weight = ctx.saved_tensors
-
-        def apply(inputs: Tensor, weights: Tensor) -> Tensor:
-            return torch.conv2d(inputs, weights, None, *ctx.options)
-
-        return _relevance_by_positive_products(x, weight, relevance[0], apply), None, None, None
+        with torch.enable_grad():
+            inputs = [x.detach().clamp(min=0).requires_grad_(), x.detach().clamp(max=0).requires_grad_()]
+            weights = weight.clamp(min=0), weight.clamp(max=0)
+            activation = ctx.apply_to(inputs[0], weights[0], None) + ctx.apply_to(inputs[1], weights[1], None)
+            shares = torch.autograd.grad(activation, inputs, safe_divide(relevance[0], activation.detach()))
+        return None, inputs[0].detach() * shares[0] + inputs[1].detach() * shares[1], None, None
 
 
 class PassThroughRule(torch.autograd.Function):
@@ -220,14 +194,18 @@ def _unchanged_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: d
 
 def _linear_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
     bias = args[2] if len(args) > 2 else keywords.get("bias")
-    return LinearRule.apply(args[0], args[1], bias)  # type: ignore[return-value]
+    return LayerRule.apply(F.linear, args[0], args[1], bias)  # type: ignore[return-value]
 
 
 def _convolution_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
     defaults = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
     arguments = dict(zip(("input", "weight", *defaults), args, strict=False)) | keywords
-    options = tuple({**defaults, **arguments}[name] for name in ("stride", "padding", "dilation", "groups"))
-    return Convolution.apply(arguments["input"], arguments["weight"], arguments.get("bias"), options)  # type: ignore[return-value]
+    x, weight, bias, *options = ({**defaults, **arguments}[name] for name in ("input", "weight", *defaults))
+
+    def convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.conv2d(x, weight, bias, *options)
+
+    return LayerRule.apply(convolve, x, weight, bias)  # type: ignore[return-value]
 
 
 def _sum_rule(func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from paucal.backbones.attention_layout import Token, Tokens
-from paucal.explain.attention.heads import HeadView
+from paucal.explain.attention.heads import MASS, HeadView
 from paucal.explain.figures.pictures import (
     Picture,
     cell_centre,
@@ -103,7 +103,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 SMALL_SCALE = 0.6  # scale of panels if all heads are in one row
 
 
-def heads_figure(picture: Picture, view: HeadView, token: Token, layer: str, mass: float) -> Figure:
+def heads_figure(picture: Picture, view: HeadView, token: Token, layer: str) -> Figure:
     """Draw all heads of a layer for one query, in descending order of entropy, with their masks as outlines."""
     count = len(view.heads)
     columns = choose_columns(count + 1)
@@ -112,20 +112,15 @@ def heads_figure(picture: Picture, view: HeadView, token: Token, layer: str, mas
     flat[0].imshow(picture)
     draw_title(flat[0], f"query: {_describe_token(token)}")
     top = float(view.maps.max())
-    heads = zip(flat[1:], view.heads.tolist(), view.entropy.tolist(), view.maps, view.masks, strict=False)
-    for panel, head, bits, values, mask in heads:
-        draw_cell_heat(panel, picture, values, 0.0, top)
-        _draw_outline(panel, mask, picture.shape[:2])
-        draw_title(panel, f"head {head + 1}, {bits:.1f} bits")
-    _mark_token(flat[: count + 1], token, (view.maps.shape[1], view.maps.shape[2]), picture)
+    for index, panel in enumerate(flat[1 : count + 1]):
+        _draw_head(panel, picture, view, index, top)
+    _mark_token(flat[: count + 1], token, view, picture)
     draw_colour_bar(figure, flat, 0.0, top, "attention", 0.6)
-    draw_caption(figure, f"{layer}; outlined: the cells that get {mass:.0%} of a head's attention")
+    draw_caption(figure, f"{layer}; outlined: the cells that get {MASS:.0%} of a head's attention")
     return figure
 
 
-def queries_figure(
-    picture: Picture, views: Sequence[HeadView], tokens: Sequence[Token], layer: str, mass: float
-) -> Figure:
+def queries_figure(picture: Picture, views: Sequence[HeadView], tokens: Sequence[Token], layer: str) -> Figure:
     """Draw all heads of a layer for several queries, with a row for each query and a column for each head.
 
     Heads are sorted by the mean entropy over the queries, so a column shows the same head in all rows. (Each of EsViT's
@@ -135,18 +130,23 @@ def queries_figure(
     order = bits.mean(0).argsort(descending=True, stable=True).tolist()
     figure, axes = make_panels(len(views), 1 + len(order), picture.shape[:2], extra=0.4, scale=SMALL_SCALE)
     top = max(float(view.maps.max()) for view in views)
-    for row, view, token, query_bits in zip(axes, views, tokens, bits, strict=True):
+    for row, view, token in zip(axes, views, tokens, strict=True):
         row[0].imshow(picture)
         draw_title(row[0], _describe_token(token), 7)
-        indices = view.heads.argsort()
+        indices = view.heads.argsort().tolist()
         for panel, head in zip(row[1:], order, strict=True):
-            draw_cell_heat(panel, picture, view.maps[indices[head]], 0.0, top)
-            _draw_outline(panel, view.masks[indices[head]], picture.shape[:2])
-            draw_title(panel, f"head {head + 1}, {float(query_bits[head]):.1f} bits", 7)
-        _mark_token(row, token, (view.maps.shape[1], view.maps.shape[2]), picture)
+            _draw_head(panel, picture, view, indices[head], top, 7)
+        _mark_token(row, token, view, picture)
     draw_colour_bar(figure, [panel for row in axes for panel in row], 0.0, top, "attention", 0.6)
-    draw_caption(figure, f"{layer}; a row per query; heads by mean entropy; outlined: the cells that get {mass:.0%}")
+    draw_caption(figure, f"{layer}; a row per query; heads by mean entropy; outlined: the cells that get {MASS:.0%}")
     return figure
+
+
+def _draw_head(panel: Axes, picture: Picture, view: HeadView, index: int, top: float, title_size: float = 9) -> None:
+    """Draw a head, which is given by its position in the view, with its mask as an outline."""
+    draw_cell_heat(panel, picture, view.maps[index], 0.0, top)
+    _draw_outline(panel, view.masks[index], picture.shape[:2])
+    draw_title(panel, f"head {int(view.heads[index]) + 1}, {float(view.entropy[index]):.1f} bits", title_size)
 
 
 def entropy_figure(entropies: Mapping[str, Tensor], uniform: Mapping[str, float], images: int) -> Figure:
@@ -187,10 +187,10 @@ def ranked_entropy_figure(models: Mapping[str, Tensor], uniform: Mapping[str, fl
     return figure
 
 
-def _mark_token(row: Sequence[Axes], token: Token, grid: tuple[int, int], picture: Picture) -> None:
+def _mark_token(row: Sequence[Axes], token: Token, view: HeadView, picture: Picture) -> None:
     if isinstance(token, str):
         return
-    x, y = cell_centre(token, grid, picture.shape)
+    x, y = cell_centre(token, (view.maps.shape[1], view.maps.shape[2]), picture.shape)
     for panel in row:
         panel.plot(x, y, "o", color="#00b4d8", markeredgecolor="white", markersize=6)
 
@@ -224,7 +224,9 @@ def tokens_figure(picture: Picture, maps: Sequence[tuple[str, Tensor]], classes:
     axes[0][0].imshow(picture)
     draw_title(axes[0][0], "image")
     height, width = picture.shape[:2]
-    shown_classes = _frequent_classes([probabilities.argmax(0).numpy() for _, probabilities in maps])
+    likeliest_classes = np.concatenate([probabilities.argmax(0).numpy().ravel() for _, probabilities in maps])
+    indices, counts = np.unique(likeliest_classes, return_counts=True)
+    shown_classes = sorted(indices[np.argsort(-counts, kind="stable")[: len(CLASS_COLOURS)]].tolist())
     for panel, (name, probabilities) in zip(axes[0][1:], maps, strict=True):
         best, likeliest = probabilities.max(0)
         rgba = np.full((*best.shape, 4), 0.5)
@@ -235,18 +237,8 @@ def tokens_figure(picture: Picture, maps: Sequence[tuple[str, Tensor]], classes:
         draw_cells(panel, picture, rgba)
         panel.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
         draw_title(panel, f"{name}\nprobability {float(best.min()):.0%} to {float(best.max()):.0%}")
-    patches = [
-        Patch(color=CLASS_COLOURS[c], label=_printable(readable_name(classes[n]))) for c, n in enumerate(shown_classes)
-    ]
+    # matplotlib reads "$" as the start of a formula, and excludes labels that begin with "_" from a legend.
+    labels = [readable_name(classes[index])[:20].replace("$", r"\$").lstrip("_") for index in shown_classes]
+    patches = [Patch(color=colour, label=label) for colour, label in zip(CLASS_COLOURS, labels, strict=False)]
     figure.legend(handles=patches, loc="outside lower center", ncols=min(5, len(patches)), fontsize=7, frameon=False)
     return figure
-
-
-def _printable(name: str) -> str:
-    # matplotlib reads "$" as the start of a formula, and excludes labels that begin with "_" from a legend.
-    return name[:20].replace("$", r"\$").lstrip("_")
-
-
-def _frequent_classes(maps: Sequence[np.ndarray]) -> list[int]:
-    indices, counts = np.unique(np.concatenate([values.ravel() for values in maps]), return_counts=True)
-    return sorted(indices[np.argsort(-counts, kind="stable")[: len(CLASS_COLOURS)]].tolist())

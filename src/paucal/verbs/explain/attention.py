@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from paucal.backbones.attention_layout import Token
-from paucal.explain.attention.heads import MASS, entropy_over, max_entropy, view_heads
+from paucal.explain.attention.heads import entropy_over, max_entropy, view_heads
 from paucal.explain.attention.maps import AttentionMap, averaged, head_token_maps
 from paucal.explain.attention.reading import read_attention
 from paucal.explain.attention.rollout import attention_rollout
@@ -42,9 +42,9 @@ def heads_view(model: TrainedModel, image: ExplainInput, settings: ExplainSettin
         tokens, name = _parse_tokens(settings.token, layer), f"layer {layer.layer}"
         views = [view_heads(layer, token) for token in tokens]
         if len(tokens) == 1:
-            figures[label] = heads_figure(image.picture, views[0], tokens[0], name, MASS)
+            figures[label] = heads_figure(image.picture, views[0], tokens[0], name)
         else:
-            figures[label] = queries_figure(image.picture, views, tokens, name, MASS)
+            figures[label] = queries_figure(image.picture, views, tokens, name)
     return figures
 
 
