@@ -29,7 +29,7 @@ from paucal.data.loader import make_eval_loader
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import make_split
 from paucal.evaluation.protocols.data import evaluation_data, limit_split_sizes
-from paucal.evaluation.protocols.features import POOLED, Extraction, FeatureCache, extract
+from paucal.evaluation.protocols.features import POOLED, Extraction, extract
 from paucal.evaluation.protocols.knn import nearest
 from paucal.evaluation.protocols.logistic import (
     N_GRID_POINTS,
@@ -154,10 +154,10 @@ def measure_extraction(device: str, repeats: int) -> dict[str, Any]:
         def extracted() -> None:
             for file in Path(folder).iterdir():
                 file.unlink()
-            extract(subject, images, indices, [POOLED], Extraction(cache=FeatureCache(Path(folder))))
+            extract(subject, images, indices, [POOLED], Extraction(cache=Path(folder)))
 
         def stored() -> None:
-            extract(subject, images, indices, [POOLED], Extraction(cache=FeatureCache(Path(folder))))
+            extract(subject, images, indices, [POOLED], Extraction(cache=Path(folder)))
 
         seconds = interleaved({"plain": plain, "extracted": extracted, "stored": stored}, repeats, device)
     return {

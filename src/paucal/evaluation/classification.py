@@ -53,14 +53,7 @@ def classification_report(
     An error of 0.1 means that confidence and accuracy differ by ten percentage points on average. With few images, the
     estimated error is too high, so its interval may exclude 0 even for a perfectly calibrated model.
 
-    Args:
-        predictions: Predictions for images with labels in [0, K).
-        classes: K class names.
-        train_labels: (M,) labels of the training images, which determine the majority class. If None, the test images
-            determine the majority class, and the report says so.
-        seed: Seed of the resampling.
-        n_bootstrap: Number of resampled sets of images.
-        level: Confidence level of the intervals.
+    The labels of the training images determine the majority class. If they are None, the test images do.
     """
     if n_bootstrap < 2 or not 0 < level < 1:
         raise ValueError(f"expected n_bootstrap >= 2 and level in (0, 1), got {n_bootstrap} and {level}")
@@ -169,13 +162,8 @@ def multi_label_report(
     score "map" is the unweighted mean over the classes that have a positive test image. Resampling biases average
     precision and F1, so their intervals are the union of the percentile interval and its mirror image. The number of
     resampled sets is 1000 if there are at most 400,000 labels (images times classes). With more labels, the number of
-    resampled sets is lower, but at least 200.
-
-    Args:
-        predictions: (N, K) logits, and labels 1, 0 or -1 (image ignored for that class).
-        classes: K class names.
-        thresholds: K thresholds. F1 and the counts per class treat a class as predicted if its probability is at least
-            its threshold.
+    resampled sets is lower, but at least 200. F1 and the counts per class treat a class as predicted if its probability
+    is at least its threshold.
     """
     require_class_count(predictions, classes)
     if not (predictions.labels == 1).any():

@@ -76,20 +76,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """Sizes of one head and of a batch, from which the limits for the head's metrics are computed.
+    """Sizes of one head and of a batch, from which the limits for the head's metrics are computed."""
 
-    Attributes:
-        head: "view" or "region".
-        out_dim: Number of prototypes K.
-        feature_dim: Number of features D.
-        batch: Number of images whose outputs and features are compared. If None (unknown), the number is treated as
-            infinite.
-    """
-
-    head: str
-    out_dim: int
-    feature_dim: int
-    batch: int | None
+    head: str  # "view" or "region"
+    out_dim: int  # number of prototypes K
+    feature_dim: int  # number of features D
+    batch: int | None  # number of images whose outputs and features are compared; None (unknown) counts as infinite
 
     @property
     def max_entropy(self) -> float:
@@ -118,15 +110,10 @@ def find_collapse(
 ) -> Verdict | None:
     """Return the failure that the metrics of a run show after the newest epoch; None if the run is healthy.
 
-    Args:
-        rows: One row per epoch so far, with the columns in `COLUMNS` and "step", "skipped_steps" and "train_loss". If
-            the view loss and the region loss are known separately, rows also have the columns "train_view" and
-            "train_region".
-        out_dim: Number of prototypes K of a head.
-        feature_dim: Number of features D.
-        batch: Number of images per process, over which entropies and ranks are computed; None if the number is unknown.
-        grace_steps: Number of first optimizer steps during which only non-finite values are reported (`grace_period`).
-        patience: Number of consecutive epochs that must show a symptom.
+    The rows of the epochs so far have the columns in `COLUMNS` and "step", "skipped_steps" and "train_loss". If the
+    view loss and the region loss are known separately, rows also have "train_view" and "train_region". `out_dim` is the
+    number of prototypes K of a head, and `batch` the number of images per process, over which entropies and ranks are
+    computed; None if it is unknown.
 
     Example:
         >>> stuck = [{"step": 400.0 * n, "teacher_entropy": 8.315} for n in range(1, 7)]
@@ -149,9 +136,8 @@ def grace_period(total_steps: int, warmup_steps: int) -> int:
 
     The grace period lasts as long as the warm-up, but at least 500 steps or a quarter of all steps, whichever is less.
 
-    Example:
-        >>> grace_period(100_000, 3_000), grace_period(400, 40)
-        (3000, 100)
+    >>> grace_period(100_000, 3_000), grace_period(400, 40)
+    (3000, 100)
     """
     return max(warmup_steps, min(GRACE_STEPS, total_steps // 4))
 
@@ -312,9 +298,8 @@ ADVICE = {
 def causes(row: Mapping[str, float]) -> list[str]:
     """Return a sentence for each setting in a row of metrics that prevents self-distillation from working.
 
-    Example:
-        >>> causes({"centre_norm": 0.0, "teacher_temperature": 0.04})
-        ['The centre is 0: switch centring on.']
+    >>> causes({"centre_norm": 0.0, "teacher_temperature": 0.04})
+    ['The centre is 0: switch centring on.']
     """
     sentences = []
     if row.get("centre_norm", math.nan) == 0:

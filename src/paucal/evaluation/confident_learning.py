@@ -45,9 +45,7 @@ def class_thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.inte
 def suspected_labels(probabilities: NDArray[np.float64], labels: NDArray[np.integer]) -> list[Suspect]:
     """Return the labels that are probably wrong, in ascending order of their probabilities.
 
-    Args:
-        probabilities: (N, K) probabilities, each row from a model that was not trained on that image; rows sum to 1.
-        labels: (N,) labels in [0, K).
+    Each row of the (N, K) probabilities comes from a model that was not trained on that image.
     """
     if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1]:
         raise ValueError(f"expected (N, K) probabilities and (N,) labels, got {probabilities.shape} and {labels.shape}")

@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,11 +75,8 @@ def curves_figure(
     All validation scores share a panel. The validation loss, each unweighted training loss (`train_*`), the learning
     rate and every other column (such as the gradient norm) have a panel each. `weight_*` columns are not drawn.
 
-    Args:
-        rows: One row per epoch. Columns may be missing; a missing "epoch" is the row's number, from 1.
-        chance: Scores at chance level, by the names of the columns. They are drawn as dashed lines.
-        best: Epoch of the model that was kept. If None, the result of `best_epoch` is used.
-        columns: Maximum number of panels side by side.
+    `chance` has scores at chance level, by column, which are drawn as dashed lines. `best` is the epoch of the model
+    that was kept; if None, the result of `best_epoch`. `columns` is the largest number of panels side by side.
     """
     rows = _number_epochs(rows)
     panels: dict[str, list[str]] = {}  # columns by title, in the order in which the panels are drawn
@@ -90,8 +87,13 @@ def curves_figure(
     best = best_epoch(rows) if best is None else best
     figure, grid = panel_grid(len(panels), columns, (3.7, 2.7), (0.0, 0.2))
     for axes, (title, names) in zip(grid, panels.items(), strict=True):
-        _draw_columns(axes, rows, names, chance or {})
-        _label_axes(axes, title, _axis_unit(names[0]), [row["epoch"] for row in rows])
+        for name, colour in zip(names, COLOURS * (1 + len(names) // len(COLOURS)), strict=False):
+            label = name.removeprefix("val_").removeprefix("train_").replace("_", " ").replace("top1", "top-1")
+            label = {"map": "mean average precision", "mean iou": "mean IoU"}.get(label, label)
+            _draw_line(axes, [(row["epoch"], row[name]) for row in rows if name in row], color=colour, label=label)
+            if chance and name in chance:
+                axes.axhline(chance[name], ls="--", lw=1, color=colour, label=f"{label}, by chance")
+        _label_axes(axes, title, _panel_of(names[0])[2], [row["epoch"] for row in rows])
         if best is not None:
             axes.axvline(best, ls=":", color=GREY, lw=1.3, label=f"best epoch ({best:g})")
         if len(axes.lines) > 1 and (len(names) > 1 or title == "validation scores" or len(axes.lines) > 2):
@@ -103,27 +105,20 @@ def _number_epochs(rows: Sequence[Row]) -> list[Row]:
     return [{"epoch": float(number), **row} for number, row in enumerate(rows, start=1)]
 
 
-def _panel_of(name: str) -> tuple[int, str]:
-    """Return the panel that shows a column: the panel's position among all panels, and the panel's title."""
-    panels: list[tuple[Callable[[str], bool], str]] = [
-        (lambda n: n.startswith(("val_", "monitor_")) and not n.endswith("loss"), "validation scores"),
-        (lambda n: n == "val_loss", "validation loss"),
-        (lambda n: n == "train_loss", "training loss, weighted sum"),
-        (lambda n: n.startswith("train_"), f"training: {name.removeprefix('train_')}"),
-        (lambda n: n == "lr", "learning rate"),
-    ]
-    matching = ((position, title) for position, (matches, title) in enumerate(panels) if matches(name))
-    return next(matching, (len(panels), name.replace("_", " ")))
-
-
-def _draw_columns(axes: Axes, rows: Sequence[Row], names: Sequence[str], chance: Mapping[str, float]) -> None:
-    for name, colour in zip(names, COLOURS * (1 + len(names) // len(COLOURS)), strict=False):
-        points = [(row["epoch"], row[name]) for row in rows if name in row]
-        label = name.removeprefix("val_").removeprefix("train_").replace("_", " ").replace("top1", "top-1")
-        label = {"map": "mean average precision", "mean iou": "mean IoU"}.get(label, label)
-        _draw_line(axes, points, color=colour, label=label)
-        if name in chance:
-            axes.axhline(chance[name], ls="--", lw=1, color=colour, label=f"{label}, by chance")
+def _panel_of(name: str) -> tuple[int, str, str]:
+    """Return the panel that shows a column: its position among all panels, its title, and the unit of its axis."""
+    if name.startswith(("val_", "monitor_")) and not name.endswith("loss"):
+        if name in ("val_mean_iou", "val_pixel_accuracy"):
+            return 0, "validation scores", "fraction of pixels"
+        return 0, "validation scores", "average precision" if name == "val_map" else "fraction of images"
+    if name in ("val_loss", "train_loss"):
+        title = "validation loss" if name == "val_loss" else "training loss, weighted sum"
+        return 1 if name == "val_loss" else 2, title, "loss"
+    if name.startswith("train_"):
+        return 3, f"training: {name.removeprefix('train_')}", "loss"
+    if name == "lr":
+        return 4, "learning rate", "per step"
+    return 5, name.replace("_", " "), "images/s" if name == SPEED_COLUMN else "value"
 
 
 def _draw_line(axes: Axes, points: Sequence[tuple[float, float]], **style: Any) -> None:
@@ -141,18 +136,6 @@ def _label_axes(axes: Axes, title: str, unit: str, epochs: Sequence[float]) -> N
     axes.grid(alpha=0.3)
     if len(epochs) == 1:  # by default, matplotlib would draw fractional epochs
         axes.set_xlim(epochs[0] - 1, epochs[0] + 1)
-
-
-def _axis_unit(name: str) -> str:
-    if name.startswith("train_") or name == "val_loss":
-        return "loss"
-    if name in ("val_mean_iou", "val_pixel_accuracy"):
-        return "fraction of pixels"
-    if name.startswith(("val_", "monitor_")):
-        return "average precision" if name == "val_map" else "fraction of images"
-    if name == SPEED_COLUMN:
-        return "images/s"
-    return "per step" if name == "lr" else "value"
 
 
 TITLE_WIDTH = 110  # characters per line of the title of a figure with `PANELS_PER_ROW` columns
@@ -174,11 +157,8 @@ def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: V
     agreement of teacher and student, and the k-NN accuracy. Columns of the region head (`region_...`) are drawn as
     dashed lines; panels without values are left out.
 
-    Args:
-        rows: One row per epoch; a missing "epoch" is the row's number, from 1.
-        out_dim: Number of prototypes K; ln K is the entropy of a uniform output. None if there are no prototypes.
-        dim: Number of channels D of the features.
-        verdict: Failure of the run; None if the run is healthy.
+    `out_dim` is the number of prototypes K, whose ln K is the entropy of a uniform output, or None without prototypes.
+    `dim` is the number of channels D of the features, and `verdict` the failure of the run, or None if it is healthy.
     """
     rows = _number_epochs(rows)
     panels = [(panel, points) for panel in _health_panels(out_dim, dim) if (points := _points_of(rows, panel.names))]
@@ -209,11 +189,11 @@ def _health_panels(out_dim: int | None, dim: int) -> list[_Panel]:
 
 def _points_of(rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
     """Return the finite (epoch, value) points of each named column and its `region_` column, if there are any."""
-    points_by_name = {}
-    for name in (*names, *(f"region_{name}" for name in names)):
-        if points := [(row["epoch"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))]:
-            points_by_name[name] = points
-    return points_by_name
+    points = {
+        name: [(row["epoch"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))]
+        for name in (*names, *(f"region_{name}" for name in names))
+    }
+    return {name: column for name, column in points.items() if column}
 
 
 def _draw_panel(axes: Axes, panel: _Panel, points_by_name: Mapping[str, Sequence[tuple[float, float]]]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from paucal.distributed import world_size
 from paucal.types import Batch, UserError
 from paucal.wording import counted
 
@@ -18,20 +20,12 @@ UNLABELLED = -1
 
 @dataclass(frozen=True)
 class Predictions:
-    """The outputs of a model, one row per image, on the CPU.
+    """The outputs of a model, one row per image, on the CPU."""
 
-    Attributes:
-        ids: (N,) int64 indices of the images in their set, ascending.
-        logits: (N, K) float32 logits.
-        labels: (N,) int64 labels, where -1 means no label. If images may have several labels, (N, K) labels: 1, 0 or -1
-            (unknown).
-        groups: (N,) number of each image's group of similar images; None if the images are independent.
-    """
-
-    ids: Tensor
-    logits: Tensor
-    labels: Tensor
-    groups: NDArray[np.int64] | None = None
+    ids: Tensor  # (N,) int64 indices of the images in their set, ascending
+    logits: Tensor  # (N, K) float32 logits
+    labels: Tensor  # (N,) int64, -1 if unknown; if images may have several labels, (N, K): 1, 0 or -1 (unknown)
+    groups: NDArray[np.int64] | None = None  # (N,) group of similar images; None if the images are independent
 
     def __post_init__(self) -> None:
         shapes = (tuple(self.ids.shape), tuple(self.logits.shape), tuple(self.labels.shape))
@@ -83,16 +77,12 @@ def predict_all(
 ) -> Predictions:
     """Run a classifier on all batches of a loader in evaluation mode and return its outputs.
 
-    Each process runs the model on its own images and returns the outputs of all processes. Processes may have different
-    numbers of images, and a process may have no images. Rows are sorted by id. Samplers may give the same image to
-    several processes as padding; such an image is returned once.
+    Each process runs the model on the first views of its own images and returns the outputs of all processes. Processes
+    may have different numbers of images, and a process may have no images. Rows are sorted by id. Samplers may give the
+    same image to several processes as padding; such an image is returned once.
 
-    Args:
-        model: Model that returns (B, K) logits for (B, C, H, W) images; its training mode is restored afterwards.
-        loader: Batches; only their first view is used.
-        device: Device of the model.
-        autocast: Lower precision for the forward pass, such as `torch.bfloat16`; None for the precision of the weights.
-        progress: Function called after each batch with the number of images that this process has processed so far.
+    `autocast` is a lower precision for the forward pass, or None for the precision of the weights. `progress` is called
+    after each batch with the number of images that this process has processed so far.
     """
     device = torch.device(device)
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -106,7 +96,7 @@ def predict_all(
             n_done += len(batch)
             if progress is not None:
                 progress(n_done)
-    ids, logits, labels = _gather_rows(rows, device)
+    ids, logits, labels = _gather_rows(rows)
     if len(ids) == 0:
         raise UserError("there are no images to evaluate: give a folder or a split that contains images.")
     first_rows = torch.from_numpy(np.unique(ids.numpy(), return_index=True)[1])
@@ -195,30 +185,11 @@ def _batch_rows(batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return batch.ids.cpu(), logits.float().cpu(), labels.cpu().long()
 
 
-def _gather_rows(rows: list[tuple[Tensor, Tensor, Tensor]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Concatenate the batches of all processes; each process pads its batches, since collectives need equal shapes."""
+def _gather_rows(rows: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
+    """Concatenate the batches of all processes, of which some may have none."""
+    if world_size() > 1:
+        rows_by_rank: list[Any] = [None] * world_size()
+        dist.all_gather_object(rows_by_rank, rows)
+        rows = [row for rank_rows in rows_by_rank for row in rank_rows]
     no_rows = torch.empty(0, dtype=torch.long), torch.empty(0, 0), torch.empty(0, dtype=torch.long)
-    ids, logits, labels = (torch.cat(column) for column in zip(*(rows or [no_rows]), strict=True))
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return ids, logits, labels
-    own_shape = [*logits.shape, labels.shape[1] if labels.ndim == 2 else 0]
-    shapes = _all_gather(torch.tensor(own_shape), device)
-    longest, classes, label_width = (int(size) for size in torch.stack(shapes).amax(0))
-    if logits.shape[0] == 0:
-        logits = logits.new_empty(0, classes)
-        labels = labels.new_empty(0, label_width) if label_width else labels
-    gathered = []
-    for column in (ids, logits, labels):
-        padded = column.new_zeros(longest, *column.shape[1:])
-        padded[: len(column)] = column
-        parts = _all_gather(padded, device)
-        gathered.append(torch.cat([part[: int(shape[0])] for part, shape in zip(parts, shapes, strict=True)]))
-    return gathered[0], gathered[1], gathered[2]
-
-
-def _all_gather(tensor: Tensor, device: torch.device) -> list[Tensor]:
-    # NCCL requires tensors on the GPU; gloo requires tensors on the CPU.
-    tensor = tensor.to(device if dist.get_backend() == "nccl" else "cpu").contiguous()
-    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, tensor)
-    return [part.cpu() for part in parts]
+    return [torch.cat(column) for column in zip(*(rows or [no_rows]), strict=True)]

@@ -39,9 +39,7 @@ class Row(NamedTuple):
 class Identities:
     """Digests and paths by which the images of a set are recognised in other sets.
 
-    Args:
-        images: Set of N images, opened from any folder, list or file.
-        streamed: Whether to compute digests of images in shards too. This takes as long as reading all shards.
+    If `streamed` is True, digests of images in shards are computed too, which takes as long as reading all shards.
     """
 
     def __init__(self, images: ImageSet, streamed: bool = False) -> None:
@@ -62,21 +60,13 @@ class Identities:
 
 @dataclass(frozen=True)
 class SeenImages:
-    """Images that a run was trained on.
-
-    Attributes:
-        run: Folder of the run that used the images.
-        labelled: Whether the run used the labels of the images.
-        folders: Folders, or the name of a published data set, to which the keys may be relative.
-        rows: Split and digest of each image by its key; None if the images are unknown.
-        step: Description of the training that used the images, such as "the pre-training"; used in remarks.
-    """
+    """Images that a run was trained on."""
 
     run: RunFolder
-    labelled: bool
-    folders: tuple[str, ...] = ()
-    rows: Mapping[str, Row] | None = field(default=None, repr=False)
-    step: str = "the pre-training"
+    labelled: bool  # whether the run used the labels of the images
+    folders: tuple[str, ...] = ()  # folders, or the name of a published data set, to which the keys may be relative
+    rows: Mapping[str, Row] | None = field(default=None, repr=False)  # by key; None if the images are unknown
+    step: str = "the pre-training"  # description of the training that used the images, for remarks
 
     @cached_property
     def by_digest(self) -> dict[str, str]:
@@ -113,10 +103,8 @@ class SeenImages:
     ) -> NDArray[np.bool_]:
         """Return whether the run was trained on each image of a set, (N,).
 
-        Args:
-            images: Image set, opened from any folder, list or file.
-            selected: Whether to include validation images, by which the model was selected.
-            by_key: Whether an equal key is enough, for example because the folder was copied or moved.
+        `selected` includes validation images, by which the model was selected. If `by_key` is True, an equal key is
+        enough, for example because the folder was copied or moved.
         """
         identities = images if isinstance(images, Identities) else Identities(images)
         parts = LEARNED_SPLITS if selected else LEARNED_SPLITS[:1]

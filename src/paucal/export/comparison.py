@@ -45,19 +45,11 @@ class Comparison:
 
 
 class Difference(NamedTuple):
-    """Differences between the predictions of the original and of the exported model for one image.
+    """Differences between the predictions of the original and of the exported model for one image."""
 
-    Attributes:
-        largest: Largest difference between the two models' probabilities of a class.
-        agreement: For a classifier, 1 if both predictions are equal, otherwise 0. For a segmenter or a detector, the
-            fraction of pixels or objects for which both predictions are equal.
-        accuracy: Fraction of correct predictions of the original and of the exported model; None if the image has no
-            label.
-    """
-
-    largest: float
-    agreement: float
-    accuracy: tuple[float, float] | None
+    largest: float  # largest difference between the two models' probabilities of a class
+    agreement: float  # 1 or 0 for a classifier; fraction of pixels or objects with equal predictions for other models
+    accuracy: tuple[float, float] | None  # fractions of correct predictions of both; None if the image has no label
 
 
 class Classifier:
@@ -84,12 +76,9 @@ class Classifier:
 def compare(original: Tensor, exported: Tensor, label: Tensor | None, thresholds: Sequence[float] | None) -> Difference:
     """Return the differences between the probabilities of two models for one image.
 
-    Args:
-        original: (K,) probabilities of an image, or (K, H, W) probabilities of its pixels.
-        exported: Probabilities of the exported model, of the same shape; NaN counts as a wrong prediction.
-        label: Class in [0, K), or (H, W) classes of the pixels, where ignored pixels are not counted. None if the
-            label is unknown.
-        thresholds: K thresholds of a multi-label model; None if the model predicts one label.
+    These are (K,) probabilities of the image, or (K, H, W) of its pixels; NaN in `exported` counts as a wrong
+    prediction. `label` is a class, or (H, W) classes of the pixels, where ignored pixels are not counted. `thresholds`
+    are those of a multi-label model; None if the model predicts one label.
     """
     finite_exported = exported.nan_to_num(-1.0)
     original_classes, exported_classes = original.argmax(0), finite_exported.argmax(0)
@@ -113,11 +102,8 @@ def compare_objects(original: Tensor, exported: Tensor) -> Difference:
 
     Two objects count as the same if they have the same class and the IoU of their boxes is at least 0.9. `agreement` is
     the fraction of such objects among all objects of both models. `largest` is the largest difference between the two
-    scores of such an object.
-
-    Args:
-        original: (N, 6 or more) objects of the original, with the columns left, top, right, bottom, score and class.
-        exported: Objects of the exported model in the same columns; rows whose score is NaN are ignored.
+    scores of such an object. The columns of the (N, 6 or more) objects are left, top, right, bottom, score and class;
+    rows of `exported` whose score is NaN are ignored.
     """
     first, second = (table[table[:, 4] >= MIN_SCORE] for table in (original, exported.nan_to_num(-1.0)))
     if not len(first) or not len(second):
@@ -140,18 +126,11 @@ def compare_all(
     student: tuple[Any, Sequence[Image.Image]] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Comparison:
-    """Run a model and the exported model alternately on each image, and compare their predictions and speed.
+    """Run a model, such as a `Classifier`, and the exported model alternately on each image, and compare them.
 
-    Args:
-        original_model: The original model, such as a `Classifier`.
-        network: Exported model.
-        with_preprocessing: Whether the exported model includes the preprocessing.
-        images: Upright images.
-        labels: Label of each image; None if the labels are unknown.
-        progress: Function called with (images done, total images).
-        student: Smaller model that was exported instead of the original, and its input images. None if the original was
-            exported.
-        clock: Function that returns the time in seconds. For one thread, CPU time is accurate even on a busy machine.
+    `with_preprocessing` says whether the exported model includes the preprocessing. `student` is a smaller model that
+    was exported instead of the original, with its input images. `clock` returns the time in seconds; for one thread,
+    CPU time is accurate even on a busy machine.
     """
     exported_subject, exported_images = student or (original_model, images)
     differences: list[Difference] = []

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paucal.export.program import Graph
-from paucal.export.quiet import quiet_conversion
+from paucal.export.program import Graph, quiet_conversion
 from paucal.models.card import ModelCard
 from paucal.types import UserError
 

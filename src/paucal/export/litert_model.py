@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paucal.export.program import Graph
-from paucal.export.quiet import quiet_conversion
+from paucal.export.program import Graph, quiet_conversion
 from paucal.models.card import ModelCard
 
 SIGNATURE = "serving_default"  # name that litert-torch gives to a model's signature (its inputs and outputs)

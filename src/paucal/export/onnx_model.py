@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from paucal.export.program import Graph
-from paucal.export.quiet import describe_exception, quiet_conversion
+from paucal.export.program import Graph, describe_exception, quiet_conversion
 from paucal.models.card import ModelCard
 from paucal.models.saved import card_from_dict
 from paucal.models.trained import TrainedModel

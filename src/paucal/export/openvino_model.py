@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paucal.export.quiet import discard_output
+from paucal.export.program import discard_output
 from paucal.models.card import ModelCard
 
 CARD_KEY = "paucal"  # key of the model's card in the rt_info section of the XML file

@@ -27,10 +27,6 @@ class PixelPreprocessing(nn.Module):
     products. So the graph needs only operations that other runtimes support, and accepts images of any size. Weights
     are rounded as in Pillow, and sums are exact in double precision. A few pixels differ from Pillow's pixels by one
     grey level, since weights midway between two steps may be rounded differently.
-
-    Shape:
-        - pixels: (N, H, W, 3) uint8, RGB, upright
-        - output: (N, 3, h, w) float32, the network's input
     """
 
     mean: Tensor
@@ -59,7 +55,7 @@ class PixelPreprocessing(nn.Module):
         self.register_buffer("bar_colour", colour.double())
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return the network's input."""
+        """Return the network's input, (N, 3, h, w) float32, for (N, H, W, 3) uint8 pixels, RGB and upright."""
         image = pixels.permute(0, 3, 1, 2).to(self.bar_colour.dtype) - self.bar_colour
         if self.resize == "squash":
             image = self._stretch(image)
@@ -105,13 +101,8 @@ class PixelPreprocessing(nn.Module):
     def _interpolation_weights(self, size: Side, resized: Side, length: Side, padded: Side) -> Tensor:
         """Return (size, length) weights: row i of the result of `_resize` is a weighted sum of the image's rows.
 
-        The same function is used for columns.
-
-        Args:
-            size: Number of rows of the result, which is the centre of the resized image.
-            resized: Number of rows of the resized image.
-            length: Number of rows of the image without bars.
-            padded: Number of rows of the image with bars.
+        The result is the centre of the resized image. The image has `length` rows without bars, and `padded` rows with
+        bars. The same function is used for columns.
         """
         excess = resized - size
         first = excess // 2 + (excess % 2) * (excess // 2 % 2)  # halves are rounded to even, as in Python

@@ -1,8 +1,14 @@
-"""Export of a network, with or without its preprocessing, as a `torch.export` program that runs without paucal."""
+"""Export of a network, with or without its preprocessing, as a `torch.export` program that runs without paucal.
 
+All converters run in `quiet_conversion`, without their progress, warnings and banners.
+"""
+
+import contextlib
 import io
 import json
+import logging
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +17,9 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from paucal.export.preprocessing import PixelPreprocessing
-from paucal.export.quiet import quiet_conversion
 from paucal.models.card import ModelCard
 from paucal.models.trained import TrainedModel
+from paucal.types import UserError
 
 CARD = "model.json"  # name of the model's card among the extra files of a .pt2 file
 BATCH_SIZE = 2  # batch size of the example input; torch.export would treat a batch size of 1 as a constant
@@ -21,12 +27,7 @@ ADDED_PIXELS = 40  # pixels added to height and width, to test a program at a si
 
 
 class FromPixels(nn.Module):
-    """A classifier that includes the preprocessing and returns probabilities.
-
-    Shape:
-        - pixels: (N, H, W, 3) uint8
-        - output: (N, K) probabilities; logits are divided by the temperature in the model's card
-    """
+    """A classifier that includes the preprocessing and returns probabilities; the card's temperature is applied."""
 
     def __init__(self, model: TrainedModel) -> None:
         super().__init__()
@@ -34,7 +35,7 @@ class FromPixels(nn.Module):
         self.card = model.card
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return the probability of each class."""
+        """Return the (N, K) probabilities for (N, H, W, 3) uint8 pixels."""
         return self.card.probabilities(self.network(self.input(pixels)))
 
 
@@ -85,3 +86,35 @@ def unpack_program(content: bytes) -> nn.Module:
     """Return the network of a .pt2 file that this process has written; an untrusted file could execute any code."""
     with warnings.catch_warnings(action="ignore"):
         return torch.export.load(io.BytesIO(content)).module()
+
+
+@contextlib.contextmanager
+def discard_output() -> Iterator[None]:
+    """Discard what the code in a `with` block prints, warns and logs."""
+    previous_level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            yield
+    finally:
+        logging.disable(previous_level)
+
+
+@contextlib.contextmanager
+def quiet_conversion(failure: str, advice: str) -> Iterator[None]:
+    """Discard the output of the code in a `with` block, and turn any error into a UserError with these texts."""
+    try:
+        with discard_output():
+            yield
+    except Exception as problem:  # torch and converters raise dozens of exception types, depending on the network
+        raise UserError(f"{failure} ({describe_exception(problem)}): {advice}.") from problem
+
+
+def describe_exception(problem: Exception) -> str:
+    """Return the type and the first line of an exception as text for a message."""
+    lines = [line for line in str(problem).splitlines() if line.strip()]
+    return f"{type(problem).__name__}: {lines[0][:300] if lines else 'no reason'}"

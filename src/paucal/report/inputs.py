@@ -78,6 +78,12 @@ class Summary:
         """The number of images in each split, such as "120 train, 30 test"; None if no numbers are recorded."""
         return ", ".join(f"{part.images} {part.name}" for part in self.parts) or None
 
+    @property
+    def class_counts(self) -> dict[str, list[int | None]]:
+        """The number of images in each split, by class; None for splits whose counts per class are not recorded."""
+        names = dict.fromkeys(name for part in self.parts for name in part.classes)
+        return {name: [part.classes.get(name, 0) if part.classes else None for part in self.parts] for name in names}
+
 
 @dataclass(frozen=True)
 class RunFiles:

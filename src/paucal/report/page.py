@@ -1,7 +1,6 @@
 """HTML pages that are single files with embedded images and no scripts, such as the report about a run."""
 
 import shlex
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from paucal.report.explanations import (
     trained_model_rows,
     warning_sentences,
 )
-from paucal.report.inputs import RunFiles, SplitSummary, read_run
+from paucal.report.inputs import RunFiles, read_run
 from paucal.report.pictures import embed_pictures
 from paucal.wording import percent
 from paucal.writing import write_text
@@ -45,7 +44,7 @@ def write_report(run_dir: Path) -> Path:
         scored_part=None if report is None else scored_part(report),
         several=isinstance(report, MultiLabelReport),
         lines=[] if report is None else score_lines(report),
-        counts=_class_counts(files.summary.parts),
+        counts=files.summary.class_counts,
         python_run=repr(str(files.run.path)),
     )
 
@@ -98,9 +97,3 @@ def _environment() -> Environment:
     environment.filters["capitalise"] = lambda text: text[:1].upper() + text[1:]
     environment.filters["unbroken"] = lambda text: text.replace(" ", "\u00a0")
     return environment
-
-
-def _class_counts(parts: Sequence[SplitSummary]) -> dict[str, list[int | None]]:
-    """Return the number of images in each split, by class; None for splits whose counts per class are not recorded."""
-    names = dict.fromkeys(name for part in parts for name in part.classes)
-    return {name: [part.classes.get(name, 0) if part.classes else None for part in parts] for name in names}

@@ -66,7 +66,14 @@ def _parse_summary(content: Mapping[str, Any]) -> PretrainingSummary:
         monitor=_short_text(content.get("monitor")),
         knn_start=None if knn_start is None else float(knn_start),
         verdict=verdict,
-        verdicts=[_parse_change(entry) for entry in content.get("verdicts") or ()],
+        verdicts=[
+            {
+                "epoch": f"{float(entry['epoch']):g}",
+                "kind": "recovered" if entry["kind"] is None else str(entry["kind"])[:MAX_TEXT],
+                "sentence": str(entry["sentence"])[:MAX_TEXT],
+            }
+            for entry in content.get("verdicts") or ()
+        ],
         rollbacks=int(content.get("rollbacks") or 0),
         start=_short_text(content.get("start")),
         remarks=[str(remark)[:MAX_TEXT] for remark in content.get("remarks") or ()],
@@ -122,15 +129,6 @@ def _warning_sentences(files: RunFiles, summary: PretrainingSummary) -> list[str
             f"The run was reset {times} to its state before a collapse, and continued with changed settings."
         )
     return sentences
-
-
-def _parse_change(entry: Mapping[str, Any]) -> dict[str, str]:
-    kind = entry["kind"]
-    return {
-        "epoch": f"{float(entry['epoch']):g}",
-        "kind": "recovered" if kind is None else str(kind)[:MAX_TEXT],
-        "sentence": str(entry["sentence"])[:MAX_TEXT],
-    }
 
 
 def _short_text(value: Any) -> str | None:

@@ -42,10 +42,13 @@ def _parse_scores(content: dict[str, Any]) -> tuple[list[dict[str, str]], list[s
 def headline_sentences(content: dict[str, Any]) -> list[str]:
     """Return the result in a few sentences."""
     mae, gain = content["scores"]["mae"], content["gain"]
+    interval = "unknown"
+    if mae["low"] is not None:
+        interval = f"{_format_number(mae['low'])} to {_format_number(mae['high'])}"
     tested = images_text(int(content["images"]), stored_groups(content), "test image")
     sentences = [
         f"On {tested} that were not used in training, a prediction is off by "
-        f"{_format_number(mae['value'])} on average (95 % interval {_format_range(mae)}). Always predicting the mean "
+        f"{_format_number(mae['value'])} on average (95 % interval {interval}). Always predicting the mean "
         f"of the training images, {_format_number(content['mean'])}, would be off by "
         f"{_format_number(content['baseline'])}."
     ]
@@ -70,10 +73,6 @@ def _score_row(name: str, score: dict[str, Any]) -> dict[str, str]:
         value = format_value(score["value"])
         interval = "" if score["low"] is None else f"{format_value(score['low'])} to {format_value(score['high'])}"
     return {"score": SCORE_TITLES[name], "value": value, "95 % interval": interval}
-
-
-def _format_range(score: dict[str, Any]) -> str:
-    return "unknown" if score["low"] is None else f"{_format_number(score['low'])} to {_format_number(score['high'])}"
 
 
 def _format_number(value: float) -> str:

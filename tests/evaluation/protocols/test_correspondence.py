@@ -13,10 +13,10 @@ from paucal.data.stores import ArrayStore
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import EvalTransform
 from paucal.evaluation.protocols.correspondence import (
+    SecondView,
     cell_centres,
     match_cells,
     measure_correspondence,
-    second_view,
     true_positions,
 )
 from paucal.types import Features, UserError
@@ -120,15 +120,14 @@ class Coordinates(torch.nn.Module):
 @pytest.mark.parametrize("change", ["mirror", "crop"])
 def test_views__tell_the_true_place_of_every_pixel(change, monkeypatch):
     # Without colour changes, an image of its own coordinates is matched nearly perfectly: the geometry is right.
-    monkeypatch.setattr("paucal.evaluation.protocols.correspondence._colour_jitter", lambda grey: lambda image: image)
     height, width = 48, 80
     y, x = np.meshgrid(np.linspace(0, 255, height), np.linspace(0, 255, width), indexing="ij")
     pixels = np.stack([x, y, 0 * x], 2).astype(np.uint8)[None].repeat(6, 0)
     images = ImageSet("toy", "toy", (), [str(i) for i in range(6)], np.full(6, -1), [""] * 6, ArrayStore(pixels))
     first = EvalTransform((48, 80), Normalisation((0, 0, 0), (0.5, 0.5, 0.5)), 1.0)
-    dataset = ViewDataset(
-        images, [(first, 1), (second_view(change, first), 1)], 0, with_labels=False, with_geometry=True
-    )
+    second = SecondView(change, first)
+    monkeypatch.setattr(second, "_colours", lambda image: image)
+    dataset = ViewDataset(images, [(first, 1), (second, 1)], 0, with_labels=False, with_geometry=True)
     batch = collate([dataset[SampleKey(0, index)] for index in range(6)])
     accuracy, distance = measure_correspondence(Coordinates((3, 5)), [batch], "cpu", top=5)
     assert float(distance.mean()) < 8  # a cell has 16 pixels; a crop's cells need not lie on those of the other
@@ -145,7 +144,7 @@ def test_views__change_colours_and_depend_on_the_sample_alone():
     images = ImageSet("toy", "toy", (), ["a", "b", "c"], np.full(3, -1), [""] * 3, ArrayStore(noise))
     first = EvalTransform((32, 32), Normalisation((0, 0, 0), (1, 1, 1)), 1.0)
     dataset = ViewDataset(
-        images, [(first, 1), (second_view("mirror", first), 1)], 0, with_labels=False, with_geometry=True
+        images, [(first, 1), (SecondView("mirror", first), 1)], 0, with_labels=False, with_geometry=True
     )
     once, again = dataset[SampleKey(0, 1)], dataset[SampleKey(0, 1)]
     assert torch.equal(once.views[1], again.views[1])

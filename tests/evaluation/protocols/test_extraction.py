@@ -21,7 +21,6 @@ from paucal.evaluation.protocols import features as module
 from paucal.evaluation.protocols.features import (
     POOLED,
     Extraction,
-    FeatureCache,
     FeatureKind,
     extract,
     images_fingerprint,
@@ -47,7 +46,7 @@ def pictures(count=7, seed=0):
 
 
 def settings(folder, dtype=torch.float32):
-    return Extraction(batch_size=3, dtype=dtype, cache=FeatureCache(folder))
+    return Extraction(batch_size=3, dtype=dtype, cache=folder)
 
 
 def forbid(monkeypatch):
@@ -116,7 +115,7 @@ def test_extract__holds_every_feature_once(cached, tmp_path, monkeypatch):
     """Counted by allocations of torch and numpy: the memory of the process depends on the machine."""
     monkeypatch.setattr(module, "FeatureReader", WideReader)
     monkeypatch.setattr(classifier, "VALUES_PER_CHUNK", 1 << 16)  # as small beside the features as in large sets
-    kept = Extraction(10, cache=FeatureCache(tmp_path if cached else None))
+    kept = Extraction(10, cache=tmp_path if cached else None)
     images, indices, one = pictures(WIDE), np.random.default_rng(0).permutation(WIDE), subject()
     tracemalloc.start()
     try:

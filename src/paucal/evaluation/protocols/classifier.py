@@ -53,17 +53,12 @@ def draw_folds(
     """Return for each fold the rows to fit on and the rows to score on, both in ascending order.
 
     Each class is spread evenly over the folds (Kohavi 1995, "A study of cross-validation and bootstrap for accuracy
-    estimation and model selection").
+    estimation and model selection"). Images with several classes, whose labels are (N, K), are assigned to folds at
+    random. If there are fewer images than `folds`, each image is a fold.
 
-    Args:
-        labels: (N,) int64 classes; or (N, K) labels if images have several classes. Images with several classes are
-            assigned to folds at random.
-        seed: Seed of the draw.
-        folds: Maximum number of folds. If there are fewer images than `folds`, each image is a fold.
-        groups: (N,) group numbers. Similar images form a group, and all images of a group are in the same fold. Groups
-            are ignored unless at least two classes have at least two groups (`can_fold_groups`) and each fold leaves
-            two classes to fit on. If a class has a single group, the classifier that is scored on this group is fitted
-            without the class.
+    All images of a group of similar images are in the same fold. Groups are ignored unless at least two classes have at
+    least two groups (`can_fold_groups`) and each fold leaves two classes to fit on. If a class has a single group, the
+    classifier that is scored on this group is fitted without the class.
     """
     if labels.ndim == 1 and int((labels.unique(return_counts=True)[1] > 1).sum()) < 2:
         raise UserError(

@@ -20,7 +20,7 @@ from torchvision.transforms import v2
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.data.views.augmentation import RESAMPLING, Augmentation
-from paucal.data.views.transforms import EvalTransform, TrainTransform, ViewTransform, cover_size
+from paucal.data.views.transforms import EvalTransform, TrainTransform, cover_size
 from paucal.evaluation.protocols.classifier import to_double
 from paucal.types import Batch, UserError
 
@@ -30,23 +30,13 @@ Size = tuple[int, int]  # (height, width), or (rows, columns)
 
 @dataclass(frozen=True)
 class Matches:
-    """The matched cells of two views of B images and their scores.
+    """The matched cells of two views of B images and their scores; cells are numbered row by row."""
 
-    Attributes:
-        cells: (B, N) index of the second view's most similar cell for each of the N cells of the first view. Cells are
-            numbered row by row.
-        similarity: (B, N) cosine similarities of these pairs.
-        order: (B, N) indices of the first view's cells by descending similarity; cells outside the second view come
-            last.
-        accuracy: (B,) fraction of the scored pairs that are correct; NaN if no cell is inside the second view.
-        distance: (B,) mean distance of the scored pairs from the true cells, in pixels of the second view.
-    """
-
-    cells: Tensor
-    similarity: Tensor
-    order: Tensor
-    accuracy: Tensor
-    distance: Tensor
+    cells: Tensor  # (B, N) index of the second view's most similar cell for each of the N cells of the first view
+    similarity: Tensor  # (B, N) cosine similarities of these pairs
+    order: Tensor  # (B, N) cells of the first view by descending similarity; those outside the second view come last
+    accuracy: Tensor  # (B,) fraction of the scored pairs that are correct; NaN if no cell is inside the second view
+    distance: Tensor  # (B,) mean distance of the scored pairs from the true cells, in pixels of the second view
 
 
 def cell_centres(rows: int, columns: int) -> Tensor:
@@ -63,15 +53,10 @@ def cell_centres(rows: int, columns: int) -> Tensor:
 
 
 def true_positions(first: Tensor, second: Tensor, grid: Size) -> Tensor:
-    """Map the centres of the first view's cells to positions in the second view.
+    """Return the (B, N, 2) positions (x, y) in the second view of the centres of the first view's cells.
 
-    Args:
-        first: (B, 2, 3) geometry of the first views, as `types.Batch.geometry` defines it.
-        second: (B, 2, 3) geometry of the second views.
-        grid: (rows, columns) of the first views' cells.
-
-    Returns:
-        (B, N, 2) positions (x, y) in the second view. Coordinates outside [-1, 1] are outside the view.
+    `first` and `second` are the (B, 2, 3) geometry of the views, as `types.Batch.geometry` defines it. Coordinates
+    outside [-1, 1] are outside the view.
     """
     centres = cell_centres(*grid).to(first)
     source = centres @ first[:, :, :2].transpose(1, 2) + first[:, None, :, 2]
@@ -81,14 +66,10 @@ def true_positions(first: Tensor, second: Tensor, grid: Size) -> Tensor:
 def match_cells(first: Tensor, second: Tensor, positions: Tensor, image_size: Size, top: int = TOP) -> Matches:
     """Match the cells of two views and score the `top` most similar pairs of every image.
 
-    Args:
-        first: (B, D, h, w) features of the first view.
-        second: (B, D, H, W) features of the second view.
-        positions: (B, h * w, 2) positions of the first view's cells in the second view, from `true_positions`. The true
-            cell is the second view's cell at this position. Cells whose position is outside the second view are not
-            scored.
-        image_size: (height, width) of the second view in pixels.
-        top: Number of pairs to score; fewer are scored if fewer cells are inside the second view.
+    The features of the views are (B, D, h, w) and (B, D, H, W). `positions` are the (B, h * w, 2) positions of the
+    first view's cells in the second view, from `true_positions`; a true cell is the second view's cell at this
+    position. Cells whose position is outside the second view are not scored. `image_size` is the size of the second
+    view in pixels.
     """
     rows, columns = second.shape[2:]
     cosine = _normalise_cells(first) @ _normalise_cells(second).transpose(1, 2)
@@ -119,8 +100,7 @@ def measure_correspondence(
     """Match two views of each image; return the accuracies and the distance errors in pixels.
 
     The features are the last feature map, after the final norm, of the backbone, which is in evaluation mode and on
-    `device`. The loader yields two views with their geometry, and `top` pairs are scored per image. `progress` is
-    called with the number of images processed so far. Returns two (N,) float64 tensors on the CPU.
+    `device`. `progress` is called with the number of images processed so far. Returns (N,) float64 tensors on the CPU.
     """
     if backbone.grid == (1, 1):
         raise UserError("the last feature map is 1x1, so there is nothing to match: give a larger --img-size.")
@@ -156,58 +136,31 @@ _JITTER, _JITTER_PROBABILITY = (0.4, 0.4, 0.2, 0.1), 0.8
 _CROP_AREA = (0.4, 0.6)  # smallest and largest crop as a fraction of the image's area
 
 
-def second_view(change: Change, first: EvalTransform) -> ViewTransform:
-    """Return the transform of the second view; the first view is not augmented.
+class SecondView:
+    """Transform of the second view; the first view is not augmented. Random numbers come from torch's global generator.
 
-    Args:
-        change: "mirror" is the published view, which is always mirrored and greyscale, with colours jittered with
-            probability 0.8. (The published code always converts to greyscale; the paper does not mention this.) "crop"
-            is a crop of 40 to 60 % of the image's area, mirrored with probability 0.5, jittered with probability 0.8
-            and greyscale with probability 0.2.
-        first: Transform of the first view.
-    """
-    return MirroredView(first) if change == "mirror" else CroppedView(first)
-
-
-class MirroredView:
-    """View transform that jitters an image's colours, applies the first view's transform, and mirrors the result.
-
-    Random numbers come from torch's global generator.
+    "mirror" is the published view, which is always mirrored and greyscale, with colours jittered with probability 0.8.
+    (The published code always converts to greyscale; the paper does not mention this.) "crop" is a crop of 40 to 60 %
+    of the image's area, mirrored with probability 0.5, jittered with probability 0.8 and greyscale with probability
+    0.2.
     """
 
-    def __init__(self, first: EvalTransform) -> None:
-        self._first, self._colours = first, _colour_jitter(grey=1.0)
-
-    def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
-        """Return the (3, H, W) view and its (2, 3) geometry."""
-        view, theta = self._first(self._colours(_shrink(image, self._first)))
-        theta[0, 0] = -theta[0, 0]
-        return torch.flip(view, [2]), theta
-
-
-class CroppedView:
-    """View transform that jitters an image's colours and crops the image, possibly mirrored.
-
-    Random numbers come from torch's global generator.
-    """
-
-    def __init__(self, first: EvalTransform) -> None:
-        self._first, self._colours = first, _colour_jitter(grey=0.2)
+    def __init__(self, change: Change, first: EvalTransform) -> None:
+        self._mirrors, self._first = change == "mirror", first
+        grey = v2.RandomGrayscale(1.0 if self._mirrors else 0.2)
+        self._colours = v2.Compose([v2.RandomApply([v2.ColorJitter(*_JITTER)], p=_JITTER_PROBABILITY), grey])
         crop = Augmentation(scale=_CROP_AREA, rand_augment=None, erase_prob=0.0, interpolation=first.interpolation)
         self._crop = TrainTransform(first.size, crop, first.normalisation, resize=first.resize)
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
         """Return the (3, H, W) view and its (2, 3) geometry."""
-        return self._crop(self._colours(_shrink(image, self._first)))
-
-
-def _colour_jitter(grey: float) -> v2.Compose:
-    return v2.Compose([v2.RandomApply([v2.ColorJitter(*_JITTER)], p=_JITTER_PROBABILITY), v2.RandomGrayscale(grey)])
-
-
-def _shrink(image: Image.Image, first: EvalTransform) -> Image.Image:
-    """Reduce a large photo to twice the size of the view, which makes colour jitter about ten times as fast."""
-    height, width = cover_size(image, (2 * first.size[0], 2 * first.size[1]))
-    if height >= image.height:
-        return image
-    return image.resize((width, height), RESAMPLING[first.interpolation])
+        # A large photo is reduced to twice the size of the view, which makes colour jitter about ten times as fast.
+        height, width = cover_size(image, (2 * self._first.size[0], 2 * self._first.size[1]))
+        if height < image.height:
+            image = image.resize((width, height), RESAMPLING[self._first.interpolation])
+        image = self._colours(image)
+        if not self._mirrors:
+            return self._crop(image)
+        view, theta = self._first(image)
+        theta[0, 0] = -theta[0, 0]
+        return torch.flip(view, [2]), theta

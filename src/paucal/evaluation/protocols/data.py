@@ -27,22 +27,15 @@ POOL = "pool"  # training and validation images together
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """A data set of N images of K classes with its splits.
-
-    Attributes:
-        labels: (N,) int64 labels in [0, K); or (N, K) labels 1, 0 or -1 (ignored) if images may have several classes.
-        split_positions: Positions of the images in the image set for each split: "train", "val" and "test".
-        metric: Reported metric.
-        split_description: Sentence that says how the splits were made.
-    """
+    """A data set of N images of K classes with its splits."""
 
     name: str
     images: ImageSet
-    labels: Tensor
-    split_positions: dict[str, NDArray[np.int64]]
+    labels: Tensor  # (N,) in [0, K); or (N, K) labels 1, 0 or -1 (ignored) if images may have several classes
+    split_positions: dict[str, NDArray[np.int64]]  # positions of the images of "train", "val" and "test" in the set
     n_classes: int
     metric: MetricName
-    split_description: str
+    split_description: str  # says how the splits were made
 
     @property
     def used(self) -> NDArray[np.int64]:

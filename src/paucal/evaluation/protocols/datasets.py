@@ -47,8 +47,7 @@ TABLE9: dict[str, Table9Set] = {
 def metric_of(name: str) -> MetricName:
     """Return the metric of a data set by its name; "accuracy" if the set is not in Table 9.
 
-    Example:
-        >>> metric_of("pets"), metric_of("photos")
-        ('mean_per_class', 'accuracy')
+    >>> metric_of("pets"), metric_of("photos")
+    ('mean_per_class', 'accuracy')
     """
     return TABLE9[name].metric if name in TABLE9 else "accuracy"

@@ -13,10 +13,10 @@ from torch import Tensor
 from paucal.data.dataset import ViewDataset, collate
 from paucal.data.loader import make_ordered_loader
 from paucal.evaluation.protocols.classifier import FOLDS
-from paucal.evaluation.protocols.correspondence import TOP, Change, measure_correspondence, second_view
+from paucal.evaluation.protocols.correspondence import Change, SecondView, measure_correspondence
 from paucal.evaluation.protocols.data import PARTS, POOL, EvaluationData
 from paucal.evaluation.protocols.features import POOLED, Advance, Extraction, FeatureKind, extract, probe_kind
-from paucal.evaluation.protocols.few_labels import LABELS_PER_CLASS, REPEATS, few_label_curve
+from paucal.evaluation.protocols.few_labels import few_label_curve
 from paucal.evaluation.protocols.knn import NEIGHBOURS, PRINTED_K, clamp_neighbours, knn_scores
 from paucal.evaluation.protocols.linear_probe import (
     PUBLISHED,
@@ -55,21 +55,13 @@ Rows = tuple[Tensor, Tensor]  # (N, D) features, and (N,) or (N, K) labels
 
 @dataclass(frozen=True)
 class ScoreKey:
-    """The key of a row of the table of scores: protocol, setting and name of the score.
-
-    Attributes:
-        protocol: Protocol of the score.
-        setting: Setting of the protocol, such as "k = 20".
-        score: Name of the score.
-        unit: "%" for scores from 0 to 1 (higher is better), "px" for distances in pixels (lower is better).
-        headline: Whether the row is printed; all rows are stored.
-    """
+    """The key of a row of the table of scores: protocol, setting and name of the score."""
 
     protocol: Protocol
-    setting: str
-    score: str
-    unit: Literal["%", "px"] = "%"
-    headline: bool = True
+    setting: str  # setting of the protocol, such as "k = 20"
+    score: str  # name of the score
+    unit: Literal["%", "px"] = "%"  # "%" for scores from 0 to 1 (higher is better), "px" for distances in pixels
+    headline: bool = True  # whether the row is printed; all rows are stored
 
 
 @dataclass(frozen=True)
@@ -84,32 +76,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ProtocolOptions:
-    """Options of the protocols.
+    """Options of the protocols."""
 
-    Attributes:
-        features: Features for the protocols k-NN, logistic regression and few labels.
-        probe_features: Features for the linear probe. If None, the published features (of the last four blocks) are
-            used.
-        extraction: Batch size, precision and cache of the feature extraction.
-        solver: Solver of logistic regression.
-        probe: Schedule of the linear probe.
-        augment: Whether the linear probe is trained on new augmented views in every epoch, as published. If False, the
-            probe is trained on unaugmented images.
-        changes: How the second view of the correspondence protocol differs from the first view; the protocol is
-            evaluated for each entry.
-        neighbours: Values of k for k-NN.
-        seed: Seed for drawing few labels and for the second views.
-    """
-
-    features: FeatureKind = POOLED
-    probe_features: FeatureKind | None = None
+    features: FeatureKind = POOLED  # features for the protocols k-NN, logistic regression and few labels
+    probe_features: FeatureKind | None = None  # features for the linear probe; None for the published ones
     extraction: Extraction = field(default_factory=Extraction)
     solver: SolverSettings = DEFAULT_SOLVER
     probe: ProbeSettings = PUBLISHED
-    augment: bool = False
-    changes: Sequence[Change] = ("mirror", "crop")
+    augment: bool = False  # whether the linear probe is trained on new augmented views in every epoch, as published
+    changes: Sequence[Change] = ("mirror", "crop")  # second views for which the correspondence is measured
     neighbours: Sequence[int] = NEIGHBOURS
-    seed: int = 0
+    seed: int = 0  # seed for drawing few labels and for the second views
 
 
 def evaluate_backbone(
@@ -240,12 +217,12 @@ def _selection_note(parts: dict[str, Rows]) -> str:
 def _evaluate_few_labels(
     parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions, advance: Advance
 ) -> list[Outcome]:
-    curve = few_label_curve(
-        parts[POOL], parts["test"], data.n_classes, LABELS_PER_CLASS, REPEATS, options.seed, options.solver, advance
+    fits = few_label_curve(
+        parts[POOL], parts["test"], data.n_classes, seed=options.seed, solver=options.solver, progress=advance
     )
     outcomes = []
     truth, prints_accuracy = parts["test"][1], data.metric == "accuracy"
-    for point in curve:
+    for point in fits:
         setting, n_images = f"{point.per_class} per class", point.hits.shape[1]
         line = ScoreKey("few-labels", setting, "accuracy", headline=prints_accuracy)
         outcomes.append(Outcome(line, Mean(point.hits.mean(0)), n_images, _describe_spread(point.accuracies)))
@@ -268,28 +245,21 @@ def _describe_spread(scores: NDArray[np.float64]) -> str:
 def _evaluate_correspondence(
     subject: FrozenBackbone, data: EvaluationData, options: ProtocolOptions, advance: Advance
 ) -> list[Outcome]:
-    first, indices = subject.preprocessing.transform(), data.split_positions["test"]
+    first, indices, extraction = subject.preprocessing.transform(), data.split_positions["test"], options.extraction
+    rows, columns = subject.backbone.grid
+    note = f"{rows}x{columns} cells, by chance {percent(1 / (rows * columns))}"
     outcomes = []
     for number, change in enumerate(options.changes):
-        views = [(first, 1), (second_view(change, first), 1)]
+        views = [(first, 1), (SecondView(change, first), 1)]
         dataset = ViewDataset(data.images, views, options.seed, with_labels=False, with_geometry=True)
-        extraction = options.extraction
         loader = make_ordered_loader(dataset, indices, extraction.batch_size, collate, extraction.workers)
-        n_before = number * len(indices)
-        accuracy, distance = measure_correspondence(
-            subject.backbone,
-            loader,
-            subject.device,
-            TOP,
-            lambda done, n_before=n_before: advance(n_before + done, len(indices) * len(options.changes)),
-        )
+
+        def progress(done: int, n_before: int = number * len(indices)) -> None:
+            advance(n_before + done, len(indices) * len(options.changes))
+
+        accuracy, distance = measure_correspondence(subject.backbone, loader, subject.device, progress=progress)
         is_scored = ~torch.isnan(accuracy)
-        rows, columns = subject.backbone.grid
-        note = f"{rows}x{columns} cells, by chance {percent(1 / (rows * columns))}"
-        lines = (
-            ScoreKey("correspondence", change, "accuracy"),
-            ScoreKey("correspondence", change, "distance error", "px"),
-        )
-        for line, values in zip(lines, (accuracy, distance), strict=True):
+        for score, unit, values in (("accuracy", "%", accuracy), ("distance error", "px", distance)):
+            line = ScoreKey("correspondence", change, score, unit)
             outcomes.append(Outcome(line, Mean(values[is_scored].numpy()), int(is_scored.sum()), note))
     return outcomes

@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,15 +34,11 @@ Advance = Callable[[int, int], None]  # progress function: (steps done, total st
 
 @dataclass(frozen=True)
 class FeatureKind:
-    """The layers that features are read from.
+    """The layers that features are read from: the last `count` blocks or stages, whose features are concatenated.
 
-    Attributes:
-        levels: "pooled", "blocks", "stages" or "class+mean". "pooled" is the class token if the model family has a
-            class token, otherwise the mean over the last feature map, in both cases after the final norm. "blocks" and
-            "stages" are the concatenated features of the last `count` blocks or stages. "class+mean" is the class token
-            and the mean of the patch tokens of each of the last `count` blocks, after the final norm. EsViT's linear
-            probe of ViT-B uses "class+mean"; DINO calls it `avgpool_patchtokens`.
-        count: Number of blocks or stages.
+    "pooled" is the class token if the model family has one, otherwise the mean over the last feature map, in both cases
+    after the final norm. "class+mean" is the class token and the mean of the patch tokens of each block, after the
+    final norm. EsViT's linear probe of ViT-B uses "class+mean"; DINO calls it `avgpool_patchtokens`.
     """
 
     levels: Literal["pooled", "blocks", "stages", "class+mean"] = "pooled"
@@ -60,12 +56,7 @@ _KIND = re.compile(r"(?P<alone>pooled|class\+mean)|(?P<levels>blocks|stages|clas
 
 
 def parse_kind(text: str) -> FeatureKind:
-    """Parse the value of --features: "pooled", "blocks:4", "stages:2", "class+mean" (last block) or "class+mean:4".
-
-    Example:
-        >>> parse_kind("blocks:4")
-        FeatureKind(levels='blocks', count=4)
-    """
+    """Parse the value of --features: "pooled", "blocks:4", "stages:2", "class+mean" (last block) or "class+mean:4"."""
     match = _KIND.fullmatch(text)
     if match is None:
         raise UserError(
@@ -94,18 +85,16 @@ class FeatureReader(nn.Module):
     adds a global token (ViL), the feature is this token. Otherwise, the feature is the mean over the patches. The final
     norm is applied to the blocks of the last stage. The final norm cannot be applied to the blocks of earlier stages,
     which have a different number of channels. Blocks of a hierarchical model are read before the patch merging that
-    follows them (EsViT, section 4.2). With "class+mean", the feature of a block is the class token concatenated with
-    the mean over the patches.
-
-    Args:
-        backbone: Backbone to read from. Hooks stay registered on the backbone until `close` is called.
-        kinds: Kinds of features to return.
+    follows them (EsViT, section 4.2). Hooks stay registered on the backbone until `close` is called.
     """
 
     def __init__(self, backbone: FeatureBackbone, kinds: Sequence[FeatureKind]) -> None:
         super().__init__()
         self.backbone, self.kinds, self._hooked = backbone, tuple(kinds), HookedTensors()
-        self._blocks = {kind: self._last_blocks(kind.count) for kind in kinds if self._reads_blocks(kind)}
+        self._blocks: dict[FeatureKind, tuple[str, ...]] = {}
+        for kind in filter(self._reads_blocks, kinds):
+            self._require_enough(len(backbone.plan.blocks), kind.count, "block")
+            self._blocks[kind] = backbone.plan.blocks[-kind.count :]
         names = {name for names in self._blocks.values() for name in names}
         self._handles = [hook_output(backbone.model, name, self._hooked) for name in sorted(names)]
 
@@ -127,7 +116,10 @@ class FeatureReader(nn.Module):
                 # `last` has a class token even if the model adds it after the blocks.
                 features.append(torch.cat([last.pooled, last.grids[-1].mean((2, 3))], 1))
             elif kind.levels == "stages":
-                features.append(self._stage_features(kind, stages[0].grids, last.pooled))
+                grids = stages[0].grids
+                self._require_enough(len(grids), kind.count, "stage")
+                means = [grid.mean((2, 3)) for grid in grids[len(grids) - kind.count : -1]]
+                features.append(torch.cat([*means, last.pooled], 1))
             else:
                 with_mean = kind.levels == "class+mean"
                 parts = [
@@ -150,15 +142,6 @@ class FeatureReader(nn.Module):
                 "stages:2."
             )
         return kind.levels == "blocks" or (kind.levels == "class+mean" and kind.count > 1)
-
-    def _last_blocks(self, count: int) -> tuple[str, ...]:
-        names = self.backbone.plan.blocks
-        self._require_enough(len(names), count, "block")
-        return names[-count:]
-
-    def _stage_features(self, kind: FeatureKind, grids: list[Tensor], pooled: Tensor) -> Tensor:
-        self._require_enough(len(grids), kind.count, "stage")
-        return torch.cat([*(grid.mean((2, 3)) for grid in grids[len(grids) - kind.count : -1]), pooled], 1)
 
     def _require_enough(self, available: int, count: int, level: str) -> None:
         if available < count:
@@ -203,58 +186,43 @@ def _is_2d(norm: nn.Module) -> bool:
     return "2d" in type(norm).__name__.lower() or isinstance(norm, nn.GroupNorm)
 
 
-class FeatureCache:
-    """A folder with one file of features per key. If `folder` is None, nothing is read or stored."""
+def read_features(path: Path, order: NDArray[np.int64]) -> Tensor | None:
+    """Return stored (N, D) features; None if the file is missing or damaged, or if a value is not finite.
 
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
+    The name of the file is the key of the features, which the file repeats. `order` is the (N,) argsort of the images'
+    positions in the set: the i-th image by position is row `order[i]`.
+    """
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            stored_key = (file.metadata() or {}).get("key")
+            ranks, features = file.get_tensor("ranks"), file.get_slice("features")
+            shape, count = tuple(features.get_shape()), len(order)
+            has_all_ranks = ranks.dtype == torch.int64 and torch.equal(ranks.sort().values, torch.arange(count))
+            if stored_key != path.stem or len(shape) != 2 or shape[0] != count or not has_all_ranks:
+                raise UserError(
+                    f"{str(path)!r} contains features of a different model or of different images than its name "
+                    "says: delete the file."
+                )
+            return _place_rows(features, torch.from_numpy(order)[ranks], shape[1])
+    except (SafetensorError, OSError):
+        return None
 
-    def path(self, key: str) -> Path | None:
-        """Return the path of the file of a key; None if there is no folder."""
-        return None if self.folder is None else self.folder / f"{key}.safetensors"
 
-    def read(self, key: str, order: NDArray[np.int64]) -> Tensor | None:
-        """Return stored (N, D) features; None if the file is missing or damaged, or if a value is not finite.
-
-        Args:
-            key: Key of the features.
-            order: (N,) argsort of the images' positions in the image set; the i-th image by position is row `order[i]`
-                of the result.
-        """
-        path = self.path(key)
-        if path is None or not path.is_file():
-            return None
-        try:
-            with safe_open(path, framework="pt") as file:
-                stored_key = (file.metadata() or {}).get("key")
-                ranks, features = file.get_tensor("ranks"), file.get_slice("features")
-                shape, count = tuple(features.get_shape()), len(order)
-                has_all_ranks = ranks.dtype == torch.int64 and torch.equal(ranks.sort().values, torch.arange(count))
-                if stored_key != key or len(shape) != 2 or shape[0] != count or not has_all_ranks:
-                    raise UserError(
-                        f"{str(path)!r} contains features of a different model or of different images than its name "
-                        "says: delete the file."
-                    )
-                return _place_rows(features, torch.from_numpy(order)[ranks], shape[1])
-        except (SafetensorError, OSError):
-            return None
-
-    def write(self, key: str, features: Tensor, order: NDArray[np.int64]) -> None:
-        """Store (N, D) features; see `read` for the meaning of `key` and `order`."""
-        path = self.path(key)
-        if path is None:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        ranks = torch.from_numpy(np.argsort(order, kind="stable"))
-        content = {"features": features.contiguous(), "ranks": ranks}
-        # The content is saved to a path, since saving to an open file would copy all features first. A crash of the
-        # machine may leave an incomplete file, which `read` treats as missing.
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            safetensors.torch.save_file(content, temporary, metadata={"key": key})
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+def write_features(path: Path, features: Tensor, order: NDArray[np.int64]) -> None:
+    """Store (N, D) features; see `read_features` for the meaning of `order`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ranks = torch.from_numpy(np.argsort(order, kind="stable"))
+    content = {"features": features.contiguous(), "ranks": ranks}
+    # The content is saved to a path, since saving to an open file would copy all features first. A crash of the machine
+    # may leave an incomplete file, which `read_features` treats as missing.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        safetensors.torch.save_file(content, temporary, metadata={"key": path.stem})
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _place_rows(stored: Any, rows: Tensor, dim: int) -> Tensor | None:
@@ -291,19 +259,14 @@ def images_fingerprint(images: ImageSet, indices: NDArray[np.int64]) -> str:
     return digest.hexdigest()
 
 
-def feature_key(subject: str, images: str, kind: str, dtype: torch.dtype) -> str:
-    """Return the cache key of features: a hash of the model's digest, the images' digest, the kind and the dtype."""
-    return hashlib.blake2b(" ".join((VERSION, subject, images, kind, str(dtype))).encode(), digest_size=20).hexdigest()
-
-
 @dataclass(frozen=True)
 class Extraction:
-    """Settings of feature extraction: batch size, number of image-loading processes, dtype of the features, cache."""
+    """Settings of feature extraction."""
 
     batch_size: int = MAX_INFERENCE_BATCH
-    workers: int = 0
-    dtype: torch.dtype = torch.float32
-    cache: FeatureCache = field(default_factory=lambda: FeatureCache(None))
+    workers: int = 0  # number of image-loading processes
+    dtype: torch.dtype = torch.float32  # dtype of the features
+    cache: Path | None = None  # folder with a file of features for each model and set; None to read and store nothing
 
 
 def extract(
@@ -321,20 +284,21 @@ def extract(
     called with the number of images processed so far and with N.
     """
     order = np.argsort(indices, kind="stable")
-    data = images_fingerprint(images, indices[order]) if extraction.cache.folder is not None else ""
-    keys = (
-        {kind: feature_key(frozen_backbone.fingerprint, data, str(kind), extraction.dtype) for kind in kinds}
-        if data
-        else {}
-    )
-    cached = {kind: extraction.cache.read(key, order) for kind, key in keys.items()}
+    paths: dict[FeatureKind, Path] = {}
+    if extraction.cache is not None:
+        data = images_fingerprint(images, indices[order])
+        for kind in kinds:
+            text = " ".join((VERSION, frozen_backbone.fingerprint, data, str(kind), str(extraction.dtype)))
+            key = hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
+            paths[kind] = extraction.cache / f"{key}.safetensors"
+    cached = {kind: read_features(path, order) for kind, path in paths.items()}
     missing = [kind for kind in dict.fromkeys(kinds) if cached.get(kind) is None]
     computed = _compute_features(frozen_backbone, images, indices, missing, extraction, progress) if missing else []
     for kind, features in zip(missing, computed, strict=True):
         require_finite(features, "images")
         cached[kind] = features
-        if data:
-            extraction.cache.write(keys[kind], features, order)
+        if paths:
+            write_features(paths[kind], features, order)
     return {kind: features for kind, features in cached.items() if features is not None}
 
 

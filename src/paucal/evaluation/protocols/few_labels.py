@@ -20,19 +20,11 @@ LAMBDA = 1.0  # factor of the L2 penalty lambda / 2 * |W|^2
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Results for one number of labels per class.
+    """Results for one number of labels per class."""
 
-    Attributes:
-        per_class: Number of labels per class. If a class has fewer images, all its labels are used.
-        hits: (repeats, N) correctness of the prediction for each test image: 1 if correct, 0 if wrong, and a value
-            between 0 and 1 if the highest scores are tied.
-        margins: If there are two classes, the (repeats, N) scores of the second class minus the scores of the first
-            class; otherwise an empty array.
-    """
-
-    per_class: int
-    hits: NDArray[np.float64]
-    margins: NDArray[np.float64]
+    per_class: int  # number of labels per class; if a class has fewer images, all its labels are used
+    hits: NDArray[np.float64]  # (repeats, N): 1 if a prediction is correct, 0 if not, between if top scores are tied
+    margins: NDArray[np.float64]  # for two classes, (repeats, N) scores of the second minus the first; else empty
 
     @property
     def accuracies(self) -> NDArray[np.float64]:
@@ -66,9 +58,8 @@ def few_label_curve(
     the labelled features are centred and divided by their root mean square, and the penalty lambda is 1. Numbers of
     labels that exceed the number of images of the largest class are skipped.
 
-    `train` are the (N, D) features and (N,) labels to draw from, and `test` the features and labels of the test images.
-    There are `repeats` draws for each number of labels in `per_class`. The drawn images depend only on the labels and
-    the seed, not on the features. `progress` is called with (fits done, total fits).
+    `train` and `test` are (N, D) features and (N,) labels. There are `repeats` draws for each number of labels in
+    `per_class`, which depend only on the labels and the seed, not on the features.
     """
     require_same_width(train[0], test[0])
     require_finite(test[0], "test images")
@@ -79,21 +70,15 @@ def few_label_curve(
         all_hits, margins = [], []
         for repeat in range(repeats):
             drawn_rows = draw_few(train[1], number, derive_seed(seed, repeat)).to(train[0].device)
-            scores = _test_scores(train, drawn_rows, test[0], n_classes, solver)
+            features, labels = to_double(train[0][drawn_rows]), train[1][drawn_rows.to(train[1].device)]
+            centre = features.mean(0)
+            scale = (features - centre).square().mean().sqrt().clamp(min=1e-12)
+            classifier = fit_logistic((features - centre) / scale, labels, n_classes, LAMBDA, solver)
+            chunks = [classifier.scores((to_double(chunk) - centre) / scale) for chunk in split_rows(test[0])]
+            scores = torch.cat(chunks).cpu()
             all_hits.append(hits(scores, test[1].cpu()))
             margins += [(scores[:, 1] - scores[:, 0]).numpy()] if n_classes == 2 else []
             if progress is not None:
                 progress(len(curve) * repeats + repeat + 1, len(numbers) * repeats)
         curve.append(CurvePoint(number, np.stack(all_hits), np.array(margins)))
     return curve
-
-
-def _test_scores(
-    train: tuple[Tensor, Tensor], drawn_rows: Tensor, test: Tensor, n_classes: int, solver: SolverSettings
-) -> Tensor:
-    features, labels = to_double(train[0][drawn_rows]), train[1][drawn_rows.to(train[1].device)]
-    centre = features.mean(0)
-    scale = (features - centre).square().mean().sqrt().clamp(min=1e-12)
-    classifier = fit_logistic((features - centre) / scale, labels, n_classes, LAMBDA, solver)
-    scores = [classifier.scores((to_double(chunk) - centre) / scale) for chunk in split_rows(test)]
-    return torch.cat(scores).cpu()

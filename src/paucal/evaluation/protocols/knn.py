@@ -28,8 +28,8 @@ def knn_scores(
 ) -> dict[int, Tensor]:
     """Return the (M, K) float64 sums of the votes for each class, on the CPU, for each number of neighbours k.
 
-    `train` are (N, D) features of any float type, `labels` (N,) labels in [0, K), and `test` (M, D) features. Values of
-    k above N are replaced by N, and duplicates are removed.
+    `train` are (N, D) features, `labels` (N,) labels in [0, K), and `test` (M, D) features. Values of k above N are
+    replaced by N, and duplicates are removed.
     """
     if not len(train) or min(neighbours, default=0) < 1:
         raise ValueError(f"expected training images and k >= 1, got {len(train)} and {list(neighbours)}")
@@ -45,9 +45,8 @@ def knn_scores(
 def clamp_neighbours(neighbours: Sequence[int], n_train: int) -> list[int]:
     """Limit the values of k to the number of training images; return them in ascending order without duplicates.
 
-    Example:
-        >>> clamp_neighbours([10, 20, 100, 200], 60)
-        [10, 20, 60]
+    >>> clamp_neighbours([10, 20, 100, 200], 60)
+    [10, 20, 60]
     """
     return sorted({min(k, n_train) for k in neighbours})
 
@@ -55,10 +54,8 @@ def clamp_neighbours(neighbours: Sequence[int], n_train: int) -> list[int]:
 def nearest(train: Tensor, test: Tensor, k: int, chunk: int = MAX_SIMILARITIES) -> tuple[Tensor, Tensor]:
     """Return the k training rows with the highest cosine similarity to each test row, in descending order.
 
-    If cosine similarities are equal, the earlier training row comes first, whatever the value of `chunk`.
-
-    `train` are (N, D) features, with k <= N, and `test` (M, D) features. At most `chunk` similarities are in memory at
-    once. Returns (M, k) float32 cosines and (M, k) int64 training rows.
+    If cosine similarities are equal, the earlier training row comes first, whatever the value of `chunk`, the largest
+    number of similarities in memory. Returns (M, k) float32 cosines and (M, k) int64 rows of `train`, with k <= N.
     """
     device, queries = test.device, _normalise(test)
     best = torch.full((len(test), 0), -torch.inf, device=device)

@@ -67,9 +67,8 @@ def limit_batch_size(settings: ProbeSettings, n_images: int) -> ProbeSettings:
     The published schedule has 125,000 steps on ImageNet. With the published batch, a set of 1,000 images would be
     trained for only 100 steps.
 
-    Example:
-        >>> [limit_batch_size(PUBLISHED, n).batch for n in (100, 1600, 1_281_167)]
-        [32, 100, 1024]
+    >>> [limit_batch_size(PUBLISHED, n).batch for n in (100, 1600, 1_281_167)]
+    [32, 100, 1024]
     """
     return replace(settings, batch=min(settings.batch, max(32, n_images // 16)))
 
@@ -83,23 +82,14 @@ class FittedProbe:
     scores: dict[float, float]  # validation score of each learning rate
 
 
-def epoch_seed(seed: int, epoch: int) -> int:
-    """Return the seed for the order of the images in an epoch; `seed` may be arbitrarily large.
-
-    Example:
-        >>> epoch_seed(3, 7), epoch_seed(2**62, 1) < 2**63
-        (3000016, True)
-    """
-    return (seed * 1_000_003 + epoch) % 2**63  # torch does not accept larger seeds
-
-
 def cached_batches(features: Tensor, labels: Tensor, settings: ProbeSettings, rows: Tensor | None = None) -> Batches:
     """Return shuffled batches of extracted features of the images in `rows`; if `rows` is None, of all images."""
     labels = labels.to(features.device)
     rows = torch.arange(len(features)) if rows is None else rows
 
     def iterate_epoch(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        generator = torch.Generator().manual_seed(epoch_seed(settings.seed, epoch))
+        seed = (settings.seed * 1_000_003 + epoch) % 2**63  # torch does not accept larger seeds
+        generator = torch.Generator().manual_seed(seed)
         for indices in torch.randperm(len(rows), generator=generator).split(settings.batch):
             batch = rows[indices].to(features.device)
             yield features[batch].float(), labels[batch]
@@ -143,9 +133,8 @@ def fit_probe(
 ) -> FittedProbe:
     """Select the rate with the highest validation score, then train with this rate on both splits.
 
-    `train` are batches of the training images, `both` are batches of training and validation images, and `val` are the
-    (N, D) features and (N,) labels of the validation images. If scores in `metric` are equal, the lower rate is
-    selected. `progress` is called after each epoch with (epochs done, total epochs).
+    `train` and `both` are batches of the training images, and of training and validation images. `val` are the (N, D)
+    features and (N,) labels of the validation images. If scores in `metric` are equal, the lower rate is selected.
     """
     if not len(val[0]):
         raise UserError("there are no validation images to select the learning rate with: give --val-fraction 0.1.")
@@ -164,10 +153,9 @@ def fit_probe_by_folds(
 ) -> FittedProbe:
     """Select the learning rate by cross-validation, then train with this rate on all training images.
 
-    The rate with the highest mean of `metric` over the folds is selected; if means are equal, the lower rate.
-    `train` are the (N, D) features of the unaugmented images and the (N,) labels on which the rate is selected.
-    `batches` are the batches of the final training, possibly of augmented views. The other arguments are as in
-    `fit_probe`.
+    The rate with the highest mean of `metric` over the folds is selected; if means are equal, the lower rate. `train`
+    are the (N, D) features of the unaugmented images and the (N,) labels on which the rate is selected. `batches` are
+    those of the final training, possibly of augmented views.
     """
     features, labels = train
     require_finite(features, "training images")
@@ -216,10 +204,7 @@ def augmented_batches(
     settings: ProbeSettings,
     extraction: Extraction,
 ) -> Batches:
-    """Return batches of features of augmented views, which are drawn anew in every epoch.
-
-    `rows` are (N,) positions of the images in the set and (N,) labels.
-    """
+    """Return batches of features of augmented views, drawn anew in every epoch; `rows` are positions and labels."""
     indices, labels = rows
     plain = subject.preprocessing.transform()
     transform = TrainTransform(plain.size, PROBE_AUGMENTATION, plain.normalisation, resize=plain.resize)

@@ -51,17 +51,11 @@ Fit = tuple[Tensor, Tensor, int, bool]  # weights, biases, iterations, whether t
 
 @dataclass(frozen=True)
 class SolverSettings:
-    """Backend and stopping rule of a fit.
+    """Backend and stopping rule of a fit."""
 
-    Attributes:
-        backend: "sklearn" on the CPU, or "torch" on the device of the features.
-        max_iterations: Maximum number of iterations of L-BFGS.
-        tolerance: The fit stops when no entry of the gradient of the mean loss exceeds this value in absolute value.
-            The default value is scikit-learn's default.
-    """
-
-    backend: Backend = "sklearn"
-    max_iterations: int = 1000
+    backend: Backend = "sklearn"  # "sklearn" on the CPU, or "torch" on the device of the features
+    max_iterations: int = 1000  # of L-BFGS
+    # A fit stops when no entry of the gradient of the mean loss exceeds this value; the default is scikit-learn's.
     tolerance: float = 1e-4
 
 
@@ -84,9 +78,8 @@ class SearchResult:
 def strength_at(position: int) -> float:
     """Return lambda at a position on the grid, from 0 to 96.
 
-    Example:
-        >>> strength_at(0), strength_at(48), round(strength_at(49), 4), strength_at(96)
-        (1e-06, 1.0, 1.3335, 1000000.0)
+    >>> strength_at(0), strength_at(48), round(strength_at(49), 4), strength_at(96)
+    (1e-06, 1.0, 1.3335, 1000000.0)
     """
     if not 0 <= position < N_GRID_POINTS:
         raise ValueError(f"expected a position in [0, {N_GRID_POINTS}), got {position}")
@@ -119,15 +112,10 @@ def search_strength(score: Callable[[float], float]) -> SearchResult:
 def fit_logistic(
     features: Tensor, labels: Tensor, n_classes: int, strength: float, solver: SolverSettings = DEFAULT_SOLVER
 ) -> LinearClassifier:
-    """Fit a linear classifier by logistic regression.
+    """Fit a linear classifier to (N, D) features by logistic regression; `strength` is lambda.
 
-    Args:
-        features: (N, D) features.
-        labels: (N,) labels in [0, K), where classes may be missing; or (N, K) labels: 1, 0 or -1 (the image is ignored
-            for the class). For (N, K) labels, one regression per class is fitted.
-        n_classes: Number of classes K.
-        strength: Factor lambda of the L2 penalty lambda / 2 * |W|^2.
-        solver: Backend and stopping rule.
+    `labels` are (N,) in [0, K), where classes may be missing; or (N, K): 1, 0 or -1 (the image is ignored for the
+    class), to which one regression per class is fitted.
     """
     require_finite(features, "training images")
     if labels.ndim == 2:
@@ -169,14 +157,8 @@ def _fit_by_sklearn(features: Tensor, labels: Tensor, strength: float, solver: S
 def fit_softmax(features: Tensor, labels: Tensor, strength: float, solver: SolverSettings) -> Fit:
     """Fit a softmax over the classes with torch, or a single logistic function if there are two classes.
 
-    Args:
-        features: (N, D) features.
-        labels: (N,) labels that include every class in [0, K), or (N, K) class probabilities; on any device.
-        strength: Factor lambda of the L2 penalty lambda / 2 * |W|^2.
-        solver: Stopping rule.
-
-    Returns:
-        (K, D) weights and (K,) biases in float64, the number of iterations, and whether the tolerance was reached.
+    `labels` are (N,) and include every class in [0, K), or (N, K) class probabilities; on any device. The (K, D)
+    weights and (K,) biases are float64.
     """
     # Read before the labels are moved to the device, to avoid a synchronisation.
     n_classes = labels.shape[1] if labels.ndim == 2 else int(labels.max()) + 1
@@ -190,10 +172,7 @@ def fit_softmax(features: Tensor, labels: Tensor, strength: float, solver: Solve
 
 
 def fit_independent(features: Tensor, labels: Tensor, strength: float, solver: SolverSettings) -> Fit:
-    """Fit one logistic function per class with torch, all at once; the inputs and the result are as in `fit_softmax`.
-
-    Here, `labels` are (N, K) labels: 1, 0 or -1 (the image is ignored for the class).
-    """
+    """Fit one logistic function per class with torch, all at once, to (N, K) labels: 1, 0 or -1 (ignored)."""
     features = to_double(features)
     labels = labels.to(features.device)
     targets, is_labelled = (labels > 0).to(features), (labels >= 0).to(features)
@@ -258,17 +237,10 @@ def fit_selected(
     search: Callable[[Callable[[float], float]], SearchResult] = search_strength,
     both: tuple[Tensor, Tensor] | None = None,
 ) -> SelectedClassifier:
-    """Select lambda on the validation images, then fit to training and validation images together.
+    """Select lambda on the validation images by `metric`, then fit to training and validation images together.
 
-    Args:
-        train: (N, D) features and the labels of the training images, see `fit_logistic`.
-        val: Features and labels of the validation images.
-        n_classes: Number of classes K.
-        metric: Metric by which lambda is selected.
-        solver: Backend and stopping rule.
-        search: Function that searches for the lambda with the highest score.
-        both: Features and labels of the training images followed by the validation images. If these
-            features are already in one tensor, giving `both` saves a copy. If None, `train` and `val` are concatenated.
+    `train` and `val` are (N, D) features and labels as in `fit_logistic`. If both are already in one tensor, training
+    images first, giving them as `both` saves a copy.
     """
     if not len(val[0]):
         raise UserError("there are no validation images to select lambda with: give --val-fraction 0.1.")

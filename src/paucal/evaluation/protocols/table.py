@@ -37,23 +37,14 @@ MARKERS = "osD^v"  # matplotlib markers; models beyond the number of colours use
 
 @dataclass(frozen=True)
 class ProtocolRow:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        data: Name of the data set.
-        line: Protocol, setting and name of the score.
-        images: Number of test images.
-        scores: Score of each model, a fraction in [0, 1] or a distance in pixels.
-        notes: Note on each model's score.
-        gains: First model's score minus the score of each other model on the same images, by the other model's name.
-    """
-
-    data: str
+    data: str  # name of the data set
     line: ScoreKey
-    images: int
-    scores: Mapping[str, Score]
-    notes: Mapping[str, str]
-    gains: Mapping[str, Score]
+    images: int  # number of test images
+    scores: Mapping[str, Score]  # score of each model, a fraction in [0, 1] or a distance in pixels
+    notes: Mapping[str, str]  # note on each model's score
+    gains: Mapping[str, Score]  # first model's score minus that of each other model on the same images, by name
 
     def verdict(self, other: str) -> Verdict:
         """Return whether the first model wins, ties or loses against another model; scores are rounded as printed."""
@@ -86,9 +77,13 @@ class ProtocolRow:
     def from_dict(cls, content: Mapping[str, Any]) -> "ProtocolRow":
         """Rebuild a row from the result of `to_dict`."""
         try:
+            protocol, unit = content["protocol"], content["unit"]
+            if protocol not in PROTOCOLS or unit not in _DECIMALS:
+                raise ValueError(f"unknown protocol {protocol!r} or unit {unit!r}")
+            setting, score, headline = str(content["setting"]), str(content["score"]), bool(content["headline"])
             return cls(
                 str(content["data"]),
-                _parse_line(content),
+                ScoreKey(protocol, setting, score, unit, headline),
                 int(content["images"]),
                 {str(name): stored_score(score) for name, score in content["scores"].items()},
                 {str(name): str(note) for name, note in content["notes"].items()},
@@ -98,13 +93,6 @@ class ProtocolRow:
             raise UserError(
                 f"a row of the stored table of frozen features is damaged ({problem!r}): evaluate again."
             ) from problem
-
-
-def _parse_line(content: Mapping[str, Any]) -> ScoreKey:
-    if content["protocol"] not in PROTOCOLS or content["unit"] not in _DECIMALS:
-        raise ValueError(f"unknown protocol {content['protocol']!r} or unit {content['unit']!r}")
-    setting, score = str(content["setting"]), str(content["score"])
-    return ScoreKey(content["protocol"], setting, score, content["unit"], bool(content["headline"]))
 
 
 def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Bootstrap) -> list[ProtocolRow]:
@@ -219,9 +207,8 @@ def remarks(rows: Sequence[ProtocolRow]) -> list[str]:
 def _describe_verdicts(counts: Mapping[str, int]) -> str:
     """Return how often the first model wins and loses, and how often the interval of the difference excludes 0.
 
-    Example:
-        >>> _describe_verdicts({"win": 3, "tie": 1, "loss": 1, "clear_wins": 2, "clear_losses": 0})
-        '3 wins, 1 tie, 1 loss; the interval of the difference excludes 0 in 2 of 3 wins and in 0 of 1 loss'
+    >>> _describe_verdicts({"win": 3, "tie": 1, "loss": 1, "clear_wins": 2, "clear_losses": 0})
+    '3 wins, 1 tie, 1 loss; the interval of the difference excludes 0 in 2 of 3 wins and in 0 of 1 loss'
     """
     wins, losses = counted(counts["win"], "win", "wins"), counted(counts["loss"], "loss", "losses")
     text = f"{wins}, {counted(counts['tie'], 'tie', 'ties')}, {losses}"
@@ -275,7 +262,7 @@ def protocols_figure(rows: Sequence[ProtocolRow], level: float) -> Figure:
     row_height = max(0.42, 0.14 * len(names))  # inches per row
     figure = Figure(figsize=(5.4, 1.5 + row_height * max(len(rows), 2)), layout="constrained")
     axes = figure.subplots()
-    sets = len({row.data for row in rows})
+    has_several = len({row.data for row in rows}) > 1
     max_offset = 0.2 if len(names) < 4 else 0.34
     offsets = np.linspace(-max_offset, max_offset, len(names)) if len(names) > 1 else np.zeros(1)
     for number, (name, offset) in enumerate(zip(names, offsets, strict=True)):
@@ -288,16 +275,12 @@ def protocols_figure(rows: Sequence[ProtocolRow], level: float) -> Figure:
         error_bars = np.abs(100 * np.array([score.ends for _, score in model_scores]).reshape(-1, 2).T - values)
         label = plot_label(name, 34)
         axes.errorbar(values, x, xerr=error_bars, fmt=marker, color=colour, ms=4.5, lw=1.3, capsize=2, label=label)
-    axes.set_yticks(range(len(rows)), [_row_title(row, sets > 1) for row in rows], fontsize=9)
+    keys = [" ".join(filter(None, (row.line.protocol, row.line.setting, row.line.score))) for row in rows]
+    titles = [f"{plot_label(row.data)}: {key}" if has_several else key for row, key in zip(rows, keys, strict=True)]
+    axes.set_yticks(range(len(rows)), titles, fontsize=9)
     axes.set(xlim=(-2, 102), ylim=(len(rows) - 0.5, -0.5))
     axes.set_xlabel(f"% of the test images, {percent(level, 'g')} interval")
     axes.grid(axis="x", alpha=0.3)
     axes.hlines(np.arange(1, len(rows)) - 0.5, -2, 102, color=GREY, lw=0.3)
     figure.legend(loc="outside upper center", fontsize=9, frameon=False, ncols=min(len(names), 2))
     return figure
-
-
-def _row_title(row: ProtocolRow, with_data: bool) -> str:
-    line = row.line
-    text = " ".join(part for part in (line.protocol, line.setting, line.score) if part)
-    return f"{plot_label(row.data)}: {text}" if with_data else text

@@ -19,6 +19,12 @@ from paucal.explain.attribution.relevance_mode import MATRIX_PRODUCTS, PRODUCTS,
 
 Products = Literal["halved", "values"]
 _GATED = {"gelu", "silu", "hardswish", "mish"}  # torch functions that multiply x by a gate that depends on x
+# Arguments of torch's norms, by function.
+_NORM_ARGUMENTS = {
+    "layer_norm": ("input", "normalized_shape", "weight", "bias"),
+    "group_norm": ("input", "num_groups", "weight", "bias"),
+    "rms_norm": ("input", "normalized_shape", "weight"),
+}
 NEAR_ZERO = 1e-6  # inputs of a gated function whose absolute value is below this count as 0
 
 
@@ -57,7 +63,7 @@ class PrunedGradients(TorchFunctionMode):
             is_zero = constant.abs() < NEAR_ZERO
             value = func(constant.clone(), *args[1:], **keywords)
             return args[0] * torch.where(is_zero, 0.5, value / torch.where(is_zero, 1.0, constant))
-        if name in ("layer_norm", "group_norm", "rms_norm"):
+        if name in _NORM_ARGUMENTS:
             return _rescale(func, name, args, keywords)
         if name in MATRIX_PRODUCTS | PRODUCTS and len(args) > 1 and gets_relevance(args[1]):
             multiply = torch.matmul if name in MATRIX_PRODUCTS else torch.mul
@@ -70,34 +76,19 @@ def _rescale(func: Callable[..., Any], name: str, args: tuple[Any, ...], keyword
     x = args[0]
     with torch.no_grad():
         value = func(*args, **keywords)
-    dims, bias = _norm_dims_and_bias(name, x, args, keywords)
-    centred = _subtract_mean(x, dims, name)
+    arguments = {**dict(zip(_NORM_ARGUMENTS[name], args, strict=False)), **keywords}
+    bias = arguments.get("bias")
+    if name == "group_norm":
+        grouped = x.unflatten(1, (arguments["num_groups"], -1))
+        centred = (grouped - grouped.mean(tuple(range(2, grouped.ndim)), keepdim=True)).flatten(1, 2)
+        bias = None if bias is None else bias.view(1, -1, *[1] * (x.ndim - 2))
+    elif name == "layer_norm":
+        centred = x - x.mean(tuple(range(-len(tuple(arguments["normalized_shape"])), 0)), keepdim=True)
+    else:  # rms_norm, which has no bias
+        centred = x
     with torch.no_grad():
         is_zero = centred.abs() < 1e-12
-        scale = torch.where(is_zero, 0.0, (value - bias) / torch.where(is_zero, 1.0, centred))
+        unbiased = value if bias is None else value - bias
+        scale = torch.where(is_zero, 0.0, unbiased / torch.where(is_zero, 1.0, centred))
     out = centred * scale
     return out + (value - out).detach()
-
-
-def _subtract_mean(x: Tensor, dims: tuple[int, ...], name: str) -> Tensor:
-    if name == "rms_norm":
-        return x
-    if name == "layer_norm":
-        return x - x.mean(dims, keepdim=True)
-    groups = dims[0]
-    grouped = x.unflatten(1, (groups, -1))
-    return (grouped - grouped.mean(tuple(range(2, grouped.ndim)), keepdim=True)).flatten(1, 2)
-
-
-def _norm_dims_and_bias(
-    name: str, x: Tensor, args: tuple[Any, ...], keywords: dict[str, Any]
-) -> tuple[tuple[int, ...], Tensor | float]:
-    """Return the normalised dimensions (for `group_norm`, the number of groups), and the bias that the norm adds."""
-    positional = dict(zip(("input", "shape", "weight", "bias", "eps"), args, strict=False))
-    bias = positional.get("bias", keywords.get("bias"))
-    if name == "group_norm":
-        groups: int = positional["shape"] if "shape" in positional else keywords["num_groups"]
-        return (groups,), 0.0 if bias is None else bias.view(1, -1, *[1] * (x.ndim - 2))
-    shape = positional["shape"] if "shape" in positional else keywords["normalized_shape"]
-    dims = tuple(range(-len(tuple(shape)), 0))
-    return dims, 0.0 if bias is None or name == "rms_norm" else bias

@@ -17,11 +17,11 @@ from paucal.data.decoded.cache_folder import features_folder
 from paucal.data.loader import inference_batch_size
 from paucal.evaluation.plots import save_figure
 from paucal.evaluation.protocols import table
-from paucal.evaluation.protocols.correspondence import TOP, Change, second_view, true_positions
+from paucal.evaluation.protocols.correspondence import TOP, Change, SecondView, true_positions
 from paucal.evaluation.protocols.data import EvaluationData, balanced_sample
 from paucal.evaluation.protocols.datasets import TABLE9
 from paucal.evaluation.protocols.evaluate import MULTI_LABEL, Protocol, ProtocolOptions, evaluate_backbone
-from paucal.evaluation.protocols.features import POOLED, Extraction, FeatureCache, FeatureReader, parse_kind
+from paucal.evaluation.protocols.features import POOLED, Extraction, FeatureReader, parse_kind
 from paucal.evaluation.protocols.linear_probe import ProbeSettings
 from paucal.evaluation.protocols.logistic import SolverSettings
 from paucal.evaluation.seen_images import Identities, list_seen_images, require_unseen, seen_unlabelled
@@ -170,7 +170,7 @@ def _protocol_options(settings: EvalSettings, first: FrozenBackbone) -> Protocol
     return ProtocolOptions(
         features=kind or POOLED,
         probe_features=kind,
-        extraction=Extraction(_batch_size(settings, first), settings.workers, dtype, FeatureCache(folder)),
+        extraction=Extraction(_batch_size(settings, first), settings.workers, dtype, folder),
         solver=SolverSettings(backend),
         probe=ProbeSettings(epochs=settings.probe_epochs, seed=settings.seed),
         augment=settings.augment,
@@ -295,7 +295,7 @@ def _remove_matches(folder: Path) -> None:
 
 def _matched_pair(subject: FrozenBackbone, data: EvaluationData, index: int, change: Change, seed: int) -> MatchedPair:
     first, size = subject.preprocessing.transform(), subject.preprocessing.image_size
-    views = [(first, 1), (second_view(change, first), 1)]
+    views = [(first, 1), (SecondView(change, first), 1)]
     sample = ViewDataset(data.images, views, seed, with_labels=False, with_geometry=True)[SampleKey(0, index)]
     first_image, second_image = (view.to(subject.device) for view in sample.views)
     picture, geometry = data.images.store.read(index), sample.geometry or []

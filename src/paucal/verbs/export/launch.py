@@ -15,8 +15,13 @@ from paucal.data.arguments import path_text
 from paucal.evaluation.results import read_report
 from paucal.export.comparison import Comparison
 from paucal.export.formats import GRAPHS
-from paucal.export.hub import HubFacts, push_folder
-from paucal.export.timm_folder import model_page, with_temperature_in_weights, write_timm_folder
+from paucal.export.timm_folder import (
+    HubFacts,
+    model_page,
+    push_folder,
+    with_temperature_in_weights,
+    write_timm_folder,
+)
 from paucal.models.saved import read_card
 from paucal.models.trained import TrainedModel
 from paucal.models.weights.local import licence_of
