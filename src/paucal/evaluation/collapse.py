@@ -114,11 +114,6 @@ def find_collapse(
     view loss and the region loss are known separately, rows also have "train_view" and "train_region". `out_dim` is the
     number of prototypes K of a head, and `batch` the number of images per process, over which entropies and ranks are
     computed; None if it is unknown.
-
-    Example:
-        >>> stuck = [{"step": 400.0 * n, "teacher_entropy": 8.315} for n in range(1, 7)]
-        >>> find_collapse(stuck[:2], 4096, 384) is None, find_collapse(stuck, 4096, 384).kind
-        (True, 'uniform output')
     """
     if out_dim < 2 or patience < 1:
         raise ValueError(f"expected at least 2 prototypes and 1 epoch of patience, got {out_dim} and {patience}")
@@ -135,9 +130,6 @@ def grace_period(total_steps: int, warmup_steps: int) -> int:
     """Return the number of first steps during which no collapse is reported.
 
     The grace period lasts as long as the warm-up, but at least 500 steps or a quarter of all steps, whichever is less.
-
-    >>> grace_period(100_000, 3_000), grace_period(400, 40)
-    (3000, 100)
     """
     return max(warmup_steps, min(GRACE_STEPS, total_steps // 4))
 

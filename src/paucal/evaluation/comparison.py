@@ -69,13 +69,7 @@ class Difference:
 
 
 def score_over_seeds(values: Sequence[float], level: float = LEVEL) -> ScoreOverSeeds:
-    """Return the mean over seeds, its t-interval and the standard deviation.
-
-    Example:
-        >>> result = score_over_seeds([0.80, 0.82, 0.84])
-        >>> round(result.score.value, 3), round(result.score.low, 3), round(result.score.high, 3)
-        (0.82, 0.77, 0.87)
-    """
+    """Return the mean over seeds, its t-interval and the standard deviation."""
     if not len(values):
         raise ValueError("expected the scores of at least one seed")
     mean = float(np.mean(values))
@@ -124,15 +118,18 @@ def difference(
     over_images = percentile(over_seeds.score.value, drawn_gaps, level)
     images = int(is_tested.any(0).sum())
     image_error = float(drawn_gaps.std(ddof=1))
-    combined = _combine_intervals(over_seeds.score, over_images)
+    combined, value = _combine_intervals(over_seeds.score, over_images), over_seeds.score.value
+    # The number of images with which the difference would be detected if only the choice of images added uncertainty.
+    z_sum = float(stats.norm.ppf(0.5 + level / 2)) + float(stats.norm.ppf(POWER))
+    images_needed = max(1, ceil(images * (z_sum * image_error / abs(value)) ** 2)) if value != 0 else None
     return Difference(
         over_seeds,
         over_images,
         combined,
         images,
         None if group_numbers is None else int(group_numbers.max()) + 1,
-        count_seeds_needed(over_seeds.score.value, over_seeds.deviation, level),
-        _count_images_needed(over_seeds.score.value, image_error, images, level),
+        count_seeds_needed(value, over_seeds.deviation, level),
+        images_needed,
     )
 
 
@@ -158,10 +155,6 @@ def count_seeds_needed(value: float, deviation: float | None, level: float = LEV
     The power is computed from the noncentral t distribution (Cohen 1988) with the measured standard deviation of the
     differences over seeds. The result is None if the deviation is unknown, the difference is 0, or 1000 seeds are not
     enough.
-
-    Example:
-        >>> count_seeds_needed(1.0, 1.0), count_seeds_needed(0.5, 1.0), count_seeds_needed(0.0, 1.0)
-        (10, 34, None)
     """
     if not deviation or value == 0:
         return None
@@ -171,11 +164,3 @@ def count_seeds_needed(value: float, deviation: float | None, level: float = LEV
     power = stats.nct.sf(bound, counts - 1, shift)
     enough = np.flatnonzero(power >= POWER)
     return int(counts[enough[0]]) if len(enough) else None
-
-
-def _count_images_needed(value: float, error: float, images: int, level: float) -> int | None:
-    """Return how many test images are needed to detect a difference, if only the choice of images adds uncertainty."""
-    if value == 0:
-        return None
-    z_sum = float(stats.norm.ppf(0.5 + level / 2)) + float(stats.norm.ppf(POWER))
-    return max(1, ceil(images * (z_sum * error / abs(value)) ** 2))

@@ -33,14 +33,7 @@ class FamiliarityDetector:
 
 
 def fit_familiarity(train: Tensor, held_out: Tensor, neighbours: int = NEIGHBOURS) -> FamiliarityDetector:
-    """Fit the similarity test to (N, D) features of training images and (M, D) features of held-out images.
-
-    Example:
-        >>> train, held_out = torch.eye(3)[[0, 0, 1, 1]], torch.eye(3)[[0, 1]]
-        >>> familiarity = fit_familiarity(train, held_out, neighbours=1)
-        >>> familiarity.distances(torch.eye(3)) > familiarity.limit
-        tensor([False, False,  True])
-    """
+    """Fit the similarity test to (N, D) features of training images and (M, D) features of held-out images."""
     if not len(train) or not len(held_out):
         raise ValueError("both training and held-out images are needed")
     unlimited = FamiliarityDetector(F.normalize(train.float(), dim=1), 0.0, neighbours)

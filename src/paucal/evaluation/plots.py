@@ -257,29 +257,11 @@ def most_confident_disagreements(predictions: Predictions, n: int) -> list[Disag
     return disagreements
 
 
-def disagreements_figure(
-    images: Sequence[Image.Image], disagreements: Sequence[Disagreement], classes: Sequence[str]
+def mistakes_figure(
+    images: Sequence[Image.Image], mistakes: Sequence[Mistake | Disagreement], classes: Sequence[str]
 ) -> Figure:
-    """Draw the image of each disagreement with the model's probability of the class and the labels as a caption."""
-    captions = []
-    for disagreement in disagreements:
-        labels = ", ".join(plot_label(classes[index], 12) for index in disagreement.labels) or "none"
-        first_line = f"model: {plot_label(classes[disagreement.label])} {percent(disagreement.probability, '.0f')}"
-        captions.append(f"{first_line}\nlabels: {labels[:34]}")
-    return _draw_grid(images, captions)
-
-
-def mistakes_figure(images: Sequence[Image.Image], mistakes: Sequence[Mistake], classes: Sequence[str]) -> Figure:
-    """Draw the image of each mistake with its label, the predicted class and the confidence as a caption."""
-    captions = [
-        f"predicted: {plot_label(classes[mistake.predicted])}, {percent(mistake.confidence, '.0f')}\n"
-        f"label: {plot_label(classes[mistake.true])}"
-        for mistake in mistakes
-    ]
-    return _draw_grid(images, captions)
-
-
-def _draw_grid(images: Sequence[Image.Image], captions: Sequence[str]) -> Figure:
+    """Draw the image of each mistake, with the labels, the model's class and its probability as a caption."""
+    captions = [_describe_mistake(mistake, classes) for mistake in mistakes]
     if len(images) != len(captions) or not images:
         raise ValueError(f"expected as many images as captions, got {len(images)} and {len(captions)}")
     n_columns = min(MAX_COLUMNS, len(images))
@@ -293,3 +275,12 @@ def _draw_grid(images: Sequence[Image.Image], captions: Sequence[str]) -> Figure
     for axes in grid:
         axes.axis("off")
     return figure
+
+
+def _describe_mistake(mistake: Mistake | Disagreement, classes: Sequence[str]) -> str:
+    if isinstance(mistake, Mistake):
+        predicted, confidence = plot_label(classes[mistake.predicted]), percent(mistake.confidence, ".0f")
+        return f"predicted: {predicted}, {confidence}\nlabel: {plot_label(classes[mistake.true])}"
+    labels = ", ".join(plot_label(classes[index], 12) for index in mistake.labels) or "none"
+    first_line = f"model: {plot_label(classes[mistake.label])} {percent(mistake.probability, '.0f')}"
+    return f"{first_line}\nlabels: {labels[:34]}"

@@ -79,14 +79,7 @@ def match_labels(labels: RealLabels, keys: Sequence[str]) -> list[Sequence[int]]
 
 
 def real_accuracy(predictions: Predictions, labels: RealLabels) -> RealAccuracy:
-    """Score predictions against the correct classes of each image.
-
-    >>> import torch
-    >>> predictions = Predictions(torch.arange(3), torch.eye(3), torch.zeros(3).long())
-    >>> score = real_accuracy(predictions, [[0, 2], [], [1]])
-    >>> score.top1.value, score.images, score.skipped
-    (0.5, 2, 1)
-    """
+    """Score predictions against the correct classes of each image."""
     pairs = zip(predictions.predicted.tolist(), labels, strict=True)
     hits = [predicted in correct_classes for predicted, correct_classes in pairs if correct_classes]
     if not hits:

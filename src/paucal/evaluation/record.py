@@ -17,9 +17,10 @@ from paucal.data.images import ImageSet
 from paucal.evaluation.calibration import DEFAULT_THRESHOLD, reach_thresholds
 from paucal.evaluation.classification import classification_report, multi_label_report
 from paucal.evaluation.plots import (
+    Disagreement,
+    Mistake,
     class_precision_figure,
     confusion_figure,
-    disagreements_figure,
     mistakes_figure,
     most_confident_disagreements,
     per_class_figure,
@@ -62,14 +63,11 @@ def record_classification(
     if repeated is not None:
         report = report.cross_validated(*repeated)
     keys = _write_report(folder, plots, report, predictions, images)
-    write_per_class(folder / "per_class.csv", report)
     write_predictions(folder / "predictions.csv", predictions, keys, classes)
     save_figure(plots / "confusion.png", confusion_figure(report.confusion, classes))
     save_figure(plots / "per_class.png", per_class_figure(report))
     save_figure(plots / "reliability.png", reliability_figure(predictions))
-    if mistakes := worst_mistakes(predictions, MAX_MISTAKES_SHOWN):
-        mistake_images = [images.store.read(mistake.id) for mistake in mistakes]
-        save_figure(plots / "mistakes.png", mistakes_figure(mistake_images, mistakes, classes))
+    _save_mistakes(plots, worst_mistakes(predictions, MAX_MISTAKES_SHOWN), images, classes)
     return report
 
 
@@ -80,23 +78,29 @@ def record_multi_label(
     classes, thresholds = card.classes, card.thresholds or (DEFAULT_THRESHOLD,) * len(card.classes)
     report = multi_label_report(predictions, classes, thresholds)
     keys = _write_report(folder, plots, report, predictions, images)
-    write_per_class(folder / "per_class.csv", report)
     write_predictions_multi_label(folder / "predictions.csv", predictions, keys, classes, thresholds)
     save_figure(plots / "per_class.png", class_precision_figure(report))
     save_figure(plots / "precision_recall.png", precision_recall_figure(predictions, report))
-    if mistakes := most_confident_disagreements(predictions, MAX_MISTAKES_SHOWN):
-        mistake_images = [images.store.read(mistake.id) for mistake in mistakes]
-        save_figure(plots / "mistakes.png", disagreements_figure(mistake_images, mistakes, classes))
+    _save_mistakes(plots, most_confident_disagreements(predictions, MAX_MISTAKES_SHOWN), images, classes)
     return report
 
 
 def _write_report(folder: Path, plots: Path, report: Report, predictions: Predictions, images: ImageSet) -> list[str]:
-    """Create the folders, write `metrics.json`, remove an earlier `mistakes.png`; return the keys of the images."""
+    """Create the folders, write `metrics.json` and `per_class.csv`; return the keys of the images."""
     folder.mkdir(parents=True, exist_ok=True)
     plots.mkdir(parents=True, exist_ok=True)
     write_text(folder / "metrics.json", json.dumps(report.to_dict(), indent=2) + "\n")
-    (plots / "mistakes.png").unlink(missing_ok=True)
+    write_per_class(folder / "per_class.csv", report)
     return [images.keys[int(i)] for i in predictions.ids]
+
+
+def _save_mistakes(
+    plots: Path, mistakes: Sequence[Mistake | Disagreement], images: ImageSet, classes: Sequence[str]
+) -> None:
+    (plots / "mistakes.png").unlink(missing_ok=True)  # it may be left over from an earlier evaluation
+    if mistakes:
+        mistake_images = [images.store.read(mistake.id) for mistake in mistakes]
+        save_figure(plots / "mistakes.png", mistakes_figure(mistake_images, mistakes, classes))
 
 
 TITLES = {

@@ -61,25 +61,14 @@ TOP = 10  # default number of matched pairs of cells
 
 @dataclass(frozen=True, eq=False)
 class Correspondence:
-    """The most similar pairs of cells of two images.
+    """The most similar pairs of cells of two images; a cell is (row, column)."""
 
-    Attributes:
-        first: (n, 2) cells (row, column) of the first image, in descending order of similarity.
-        second: (n, 2) matching cells (row, column) of the second image, in the same order.
-        similarity: (n,) cosine similarities of the pairs.
-        grids: (rows, columns) of the cells of each image.
-        own: (2, 2) for each image, the cell (row, column) whose feature is most similar to the image's own global
-            feature.
-        other: (2, 2) for each image, the cell (row, column) whose feature is most similar to the other image's global
-            feature.
-    """
-
-    first: Tensor
-    second: Tensor
-    similarity: Tensor
-    grids: tuple[tuple[int, int], tuple[int, int]]
-    own: Tensor
-    other: Tensor
+    first: Tensor  # (n, 2) cells of the first image, in descending order of similarity
+    second: Tensor  # (n, 2) matching cells of the second image, in the same order
+    similarity: Tensor  # (n,) cosine similarities of the pairs
+    grids: tuple[tuple[int, int], tuple[int, int]]  # (rows, columns) of the cells of each image
+    own: Tensor  # (2, 2) for each image, the cell whose feature is most similar to the image's own global feature
+    other: Tensor  # (2, 2) for each image, the cell whose feature is most similar to the other's global feature
 
 
 @torch.no_grad()

@@ -40,10 +40,6 @@ def wilson(hits: int, total: int, level: float = 0.95) -> Score:
 
     The interval covers the true fraction with probability `level`. It is also valid for 0 hits and for `total` hits,
     for which the bootstrap and the normal approximation give intervals of width 0.
-
-    >>> score = wilson(10, 10)
-    >>> round(score.value, 3), round(score.low, 3), round(score.high, 3)
-    (1.0, 0.722, 1.0)
     """
     if not 0 <= hits <= total or total < 1 or not 0 < level < 1:
         raise ValueError(f"expected 0 <= hits <= total, total >= 1, level in (0, 1), got {hits}, {total}, {level}")

@@ -126,10 +126,6 @@ def conformal_half_width(residuals: Values, level: float) -> float:
     The half-width is the ceil(level (n + 1))-th smallest of n absolute errors on images that were not trained on (Vovk
     et al. 2005; Barber et al. 2021, "Predictive inference with the jackknife+", for errors of a cross-validation). It
     is infinite if there are too few errors.
-
-    Example:
-        >>> conformal_half_width(np.arange(1.0, 20.0), 0.9), conformal_half_width(np.arange(5.0), 0.9)
-        (18.0, inf)
     """
     rank = math.ceil(round(level * (len(residuals) + 1), 9))
     return float(np.sort(np.abs(residuals))[rank - 1]) if rank <= len(residuals) else math.inf

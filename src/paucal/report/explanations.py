@@ -228,10 +228,14 @@ def model_rows(summary: Summary) -> dict[str, str | None]:
 
 def cost_rows(files: RunFiles) -> dict[str, str | None]:
     """Return a dict from row name to text with the time, speed and memory of a run; unknown values are None."""
-    summary = files.summary
+    summary, images = files.summary, count_training_images(files.summary)
+    rows = [] if images is None else with_speed(files.rows, images)
+    speeds, speed = [row[SPEED_COLUMN] for row in rows if SPEED_COLUMN in row], None
+    if speeds:  # the median over epochs
+        speed = f"{median(speeds):.3g} training images per second, including the validation of each epoch"
     return {
         "training time": None if summary.seconds is None else format_duration(summary.seconds),
-        "speed": _median_speed(files),
+        "speed": speed,
         "peak memory": None if summary.peak_memory is None else f"{summary.peak_memory / 2**30:.2f} GiB",
     }
 
@@ -241,16 +245,6 @@ def count_training_images(summary: Summary) -> int | None:
     if summary.epoch_images is not None:
         return summary.epoch_images
     return next((part.images for part in summary.parts if part.name == "train"), None)
-
-
-def _median_speed(files: RunFiles) -> str | None:
-    """Return the median over epochs of the training images per second as text; the time includes validation."""
-    images = count_training_images(files.summary)
-    rows = [] if images is None else with_speed(files.rows, images)
-    speeds = [row[SPEED_COLUMN] for row in rows if SPEED_COLUMN in row]
-    if not speeds:
-        return None
-    return f"{median(speeds):.3g} training images per second, including the validation of each epoch"
 
 
 def list_repeat_commands(files: RunFiles) -> list[str]:

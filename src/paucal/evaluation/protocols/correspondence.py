@@ -40,13 +40,7 @@ class Matches:
 
 
 def cell_centres(rows: int, columns: int) -> Tensor:
-    """Return the (rows * columns, 2) centres of the cells of a grid as (x, y) in [-1, 1], row by row.
-
-    Example:
-        >>> cell_centres(1, 2)
-        tensor([[-0.5000,  0.0000],
-                [ 0.5000,  0.0000]])
-    """
+    """Return the (rows * columns, 2) centres of the cells of a grid as (x, y) in [-1, 1], row by row."""
     centres = ((2 * torch.arange(count) + 1) / count - 1 for count in (rows, columns))
     y, x = torch.meshgrid(*centres, indexing="ij")
     return torch.stack([x.flatten(), y.flatten()], 1)

@@ -122,7 +122,8 @@ def evaluate_backbone(
                 outcomes += _evaluate_correspondence(frozen_backbone, data, options, advance)
                 continue
             kind = probe if protocol == "linear" else options.features
-            parts = _rows_by_part(features[kind].to(frozen_backbone.device), data)
+            rows, labels = features[kind].to(frozen_backbone.device), data.labels[torch.from_numpy(data.used)]
+            parts = {part: (rows[data.rows(part)], labels[data.rows(part)]) for part in (*PARTS, POOL)}
             if protocol == "knn":
                 outcomes += _evaluate_knn(parts, data, options)
             elif protocol == "linear":
@@ -132,12 +133,6 @@ def evaluate_backbone(
             else:
                 outcomes += _evaluate_few_labels(parts, data, options, advance)
     return outcomes
-
-
-def _rows_by_part(features: Tensor, data: EvaluationData) -> dict[str, Rows]:
-    """Return the features and labels of "train", "val", "test" and "pool" (train and val) as tensor views."""
-    labels = data.labels[torch.from_numpy(data.used)]
-    return {part: (features[data.rows(part)], labels[data.rows(part)]) for part in (*PARTS, POOL)}
 
 
 def _evaluate_knn(parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions) -> list[Outcome]:
@@ -259,7 +254,8 @@ def _evaluate_correspondence(
 
         accuracy, distance = measure_correspondence(subject.backbone, loader, subject.device, progress=progress)
         is_scored = ~torch.isnan(accuracy)
-        for score, unit, values in (("accuracy", "%", accuracy), ("distance error", "px", distance)):
-            line = ScoreKey("correspondence", change, score, unit)
+        accuracy_key = ScoreKey("correspondence", change, "accuracy")
+        distance_key = ScoreKey("correspondence", change, "distance error", "px")
+        for line, values in ((accuracy_key, accuracy), (distance_key, distance)):
             outcomes.append(Outcome(line, Mean(values[is_scored].numpy()), int(is_scored.sum()), note))
     return outcomes

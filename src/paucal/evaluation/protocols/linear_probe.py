@@ -11,7 +11,7 @@ together, and the test images are used once.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -139,8 +139,7 @@ def fit_probe(
     if not len(val[0]):
         raise UserError("there are no validation images to select the learning rate with: give --val-fraction 0.1.")
     require_finite(val[0], "validation images")
-    scores = _score_rates(train, val, n_classes, settings, metric, _progress_of_training(progress, 0, 2))
-    return _fit_best(both, val[0].shape[1], n_classes, settings, scores, _progress_of_training(progress, 1, 2))
+    return _fit_best([(train, settings, val)], 1, both, n_classes, settings, metric, progress)
 
 
 def fit_probe_by_folds(
@@ -159,36 +158,37 @@ def fit_probe_by_folds(
     """
     features, labels = train
     require_finite(features, "training images")
-    folds = draw_folds(labels, settings.seed)
-    n_trainings, scores = len(folds) + 1, []
-    for number, (rows, held_out) in enumerate(folds):
-        schedule, val = limit_batch_size(settings, len(rows)), take_rows(train, held_out)
-        fold_batches = cached_batches(features, labels, schedule, rows)
-        advance = _progress_of_training(progress, number, n_trainings)
-        scores.append(_score_rates(fold_batches, val, n_classes, schedule, metric, advance))
-    means, advance = np.mean(scores, axis=0).tolist(), _progress_of_training(progress, len(folds), n_trainings)
-    return _fit_best(batches, features.shape[1], n_classes, settings, means, advance)
+    splits = draw_folds(labels, settings.seed)
+    schedules = [limit_batch_size(settings, len(rows)) for rows, _ in splits]
+    folds = (
+        (cached_batches(features, labels, schedule, rows), schedule, take_rows(train, held_out))
+        for schedule, (rows, held_out) in zip(schedules, splits, strict=True)
+    )
+    return _fit_best(folds, len(splits), batches, n_classes, settings, metric, progress)
 
 
-def _score_rates(
-    train: Batches,
-    val: tuple[Tensor, Tensor],
+def _fit_best(
+    folds: Iterable[tuple[Batches, ProbeSettings, tuple[Tensor, Tensor]]],
+    n_folds: int,
+    batches: Batches,
     n_classes: int,
     settings: ProbeSettings,
     metric: MetricName,
     progress: Advance | None,
-) -> list[float]:
-    probes = zip(*train_probes(train, val[0].shape[1], n_classes, settings, progress), strict=True)
-    return [validation_score(LinearClassifier(weight, bias), *val, metric) for weight, bias in probes]
-
-
-def _fit_best(
-    batches: Batches, dim: int, n_classes: int, settings: ProbeSettings, scores: list[float], progress: Advance | None
 ) -> FittedProbe:
-    """Train with the rate that has the highest score; `scores` has a score for each rate of `settings.rates`."""
-    rate = settings.rates[nan_argmax(scores)]
-    weight, bias = train_probes(batches, dim, n_classes, replace(settings, rates=(rate,)), progress)
-    return FittedProbe(LinearClassifier(weight[0], bias[0]), rate, dict(zip(settings.rates, scores, strict=True)))
+    """Train on `batches` with the rate that has the highest mean score over the folds.
+
+    Each fold has batches of training images with their schedule, and the features and labels of its other images.
+    """
+    scores, dim = [], 0
+    for number, (fold_batches, schedule, val) in enumerate(folds):
+        advance, dim = _progress_of_training(progress, number, n_folds + 1), val[0].shape[1]
+        probes = zip(*train_probes(fold_batches, dim, n_classes, schedule, advance), strict=True)
+        scores.append([validation_score(LinearClassifier(weight, bias), *val, metric) for weight, bias in probes])
+    means, advance = np.mean(scores, axis=0).tolist(), _progress_of_training(progress, n_folds, n_folds + 1)
+    rate = settings.rates[nan_argmax(means)]
+    weight, bias = train_probes(batches, dim, n_classes, replace(settings, rates=(rate,)), advance)
+    return FittedProbe(LinearClassifier(weight[0], bias[0]), rate, dict(zip(settings.rates, means, strict=True)))
 
 
 def _progress_of_training(progress: Advance | None, number: int, n_trainings: int) -> Advance | None:

@@ -167,16 +167,12 @@ class OffsetView:
 def all_pairs(grid: tuple[int, int]) -> Tensor:
     """Return all ordered pairs of the N cells of a grid, (1, N * N, 2, 2), as input for `paucal.losses.drloc_targets`.
 
-    Example:
-        >>> all_pairs((1, 2))[0].tolist()
-        [[[0, 0], [0, 0]], [[0, 0], [0, 1]], [[0, 1], [0, 0]], [[0, 1], [0, 1]]]
+    >>> all_pairs((1, 2))[0].tolist()
+    [[[0, 0], [0, 0]], [[0, 0], [0, 1]], [[0, 1], [0, 0]], [[0, 1], [0, 1]]]
     """
-    rows, columns = grid
-    index = torch.arange(rows * columns)
-    cells = torch.stack((index // columns, index % columns), 1)
-    count = len(cells)
-    first, second = cells[:, None].expand(count, count, 2), cells[None].expand(count, count, 2)
-    return torch.stack((first, second), 2).flatten(0, 1)[None]
+    cells = torch.cartesian_prod(*map(torch.arange, grid))
+    index = torch.arange(len(cells))
+    return cells[torch.cartesian_prod(index, index)][None]
 
 
 def offsets_figure(picture: Picture, view: OffsetView, first: tuple[int, int], second: tuple[int, int]) -> Figure:

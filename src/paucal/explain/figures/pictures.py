@@ -29,12 +29,10 @@ Picture = NDArray[np.float32]  # (H, W, 3) RGB image in [0, 1], the region that 
 
 
 def visible_region(image: Image.Image, geometry: Tensor, size: tuple[int, int]) -> Picture:
-    """Return the region of an image that a model sees, (H, W, 3) in [0, 1], with a longer side of 336 pixels.
+    """Return the region of an upright image that a model sees, (H, W, 3) in [0, 1], with a longer side of 336 pixels.
 
-    Args:
-        image: Upright RGB image.
-        geometry: (2, 3) affine matrix from the model's view to the image, see `types.Batch.geometry`.
-        size: (height, width) of the model's input, which determines the aspect ratio.
+    `geometry` is the (2, 3) affine matrix from the model's view to the image, see `types.Batch.geometry`. `size` is the
+    (height, width) of the model's input, which determines the aspect ratio.
     """
     scale = PICTURE_SIDE / max(size)
     height, width = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
@@ -121,9 +119,8 @@ def draw_colour_bar(figure: Figure, axes: Any, low: float, high: float, label: s
 def cell_centre(cell: tuple[int, int], grid: tuple[int, int], shape: Sequence[int]) -> tuple[float, float]:
     """Return the centre (x, y) in pixels of a cell (row, column) of a grid over an image of `shape` (height, width).
 
-    Example:
-        >>> cell_centre((0, 1), (2, 2), (100, 200))
-        (149.5, 24.5)
+    >>> cell_centre((0, 1), (2, 2), (100, 200))
+    (149.5, 24.5)
     """
     row, column = cell
     return (column + 0.5) * shape[1] / grid[1] - 0.5, (row + 0.5) * shape[0] / grid[0] - 0.5
@@ -154,9 +151,8 @@ _SYNSET = re.compile(r"n\d{8}")  # WordNet id, such as the names of ImageNet's c
 def readable_name(name: str) -> str:
     """Return the first English name of an ImageNet class given its WordNet id; other names are returned unchanged.
 
-    Example:
-        >>> readable_name("n03680355"), readable_name("cat")
-        ('Loafer', 'cat')
+    >>> readable_name("n03680355"), readable_name("cat")
+    ('Loafer', 'cat')
     """
     if not _SYNSET.fullmatch(name):
         return name
