@@ -9,7 +9,7 @@ import pytest
 
 from backbones.dhvt_ablations import ABLATIONS, SMALL, TINY
 from paucal.backbones.families.dhvt import DhvtParts
-from paucal.evaluation.protocols.datasets import metric_of
+from paucal.evaluation.protocols.data import metric_of
 from paucal.studies.reading import data_sets, studies
 from paucal.studies.study import Architecture, Row
 

@@ -30,7 +30,7 @@ from paucal.evaluation.plots import (
     worst_mistakes,
 )
 from paucal.evaluation.predictions import UNLABELLED, Predictions
-from paucal.evaluation.protocols.datasets import metric_of
+from paucal.evaluation.protocols.data import metric_of
 from paucal.evaluation.results import ClassificationReport, MultiLabelReport, Report
 from paucal.metrics.intervals import Score
 from paucal.metrics.measures import METRIC_TITLES

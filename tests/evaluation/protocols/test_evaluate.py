@@ -14,8 +14,7 @@ from paucal.data.stores import ArrayStore
 from paucal.evaluation.protocols import data as voc
 from paucal.evaluation.protocols import evaluate as module
 from paucal.evaluation.protocols.classifier import LinearClassifier
-from paucal.evaluation.protocols.data import evaluation_data, limit_split_sizes, split_standalone_set
-from paucal.evaluation.protocols.datasets import TABLE9
+from paucal.evaluation.protocols.data import TABLE9, evaluation_data, limit_split_sizes, split_standalone_set
 from paucal.evaluation.protocols.evaluate import PROTOCOLS, Outcome, ProtocolOptions, ScoreKey, evaluate_backbone
 from paucal.evaluation.protocols.linear_probe import ProbeSettings
 from paucal.evaluation.protocols.table import ProtocolRow, averages, compare, tally

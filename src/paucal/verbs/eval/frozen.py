@@ -18,8 +18,7 @@ from paucal.data.loader import inference_batch_size
 from paucal.evaluation.plots import save_figure
 from paucal.evaluation.protocols import table
 from paucal.evaluation.protocols.correspondence import TOP, Change, SecondView, true_positions
-from paucal.evaluation.protocols.data import EvaluationData, balanced_sample
-from paucal.evaluation.protocols.datasets import TABLE9
+from paucal.evaluation.protocols.data import TABLE9, EvaluationData, balanced_sample
 from paucal.evaluation.protocols.evaluate import MULTI_LABEL, Protocol, ProtocolOptions, evaluate_backbone
 from paucal.evaluation.protocols.features import POOLED, Extraction, FeatureReader, parse_kind
 from paucal.evaluation.protocols.linear_probe import ProbeSettings
