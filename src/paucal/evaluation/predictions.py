@@ -187,9 +187,11 @@ def _batch_rows(batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _gather_rows(rows: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
     """Concatenate the batches of all processes, of which some may have none."""
+    # Concatenated before they are sent, since a view, such as a class token, would be sent with all that it is a view
+    # of.
+    columns = [torch.cat(column) for column in zip(*rows, strict=True)]
     if world_size() > 1:
-        rows_by_rank: list[Any] = [None] * world_size()
-        dist.all_gather_object(rows_by_rank, rows)
-        rows = [row for rank_rows in rows_by_rank for row in rank_rows]
-    no_rows = torch.empty(0, dtype=torch.long), torch.empty(0, 0), torch.empty(0, dtype=torch.long)
-    return [torch.cat(column) for column in zip(*(rows or [no_rows]), strict=True)]
+        columns_by_rank: list[Any] = [None] * world_size()
+        dist.all_gather_object(columns_by_rank, columns)
+        columns = [torch.cat(column) for column in zip(*filter(None, columns_by_rank), strict=True)]
+    return columns or [torch.empty(0, dtype=torch.long), torch.empty(0, 0), torch.empty(0, dtype=torch.long)]
