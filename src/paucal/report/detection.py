@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.report.explanations import cost_rows, drop_unknown, reliability_warnings
+from paucal.report.explanations import cost_rows, reliability_warnings
 from paucal.report.inputs import MAX_CLASSES, MAX_NAME, read_run, read_stored, score_and_interval
 from paucal.report.page import write_run_page
 from paucal.wording import counted, percent
@@ -46,11 +46,11 @@ def write_detection_report(run: Path) -> Path:
     return write_run_page(
         files,
         "detection.html",
+        trained={"model": files.summary.model, **cost_rows(files), "images": files.summary.images_text},
         scores=scores,
         figures=[(score, name) for (score, _), name in pairs if score],
         headline=_headline_sentences(scores),
         warnings=reliability_warnings(scores.images, scores.unseen, "image", consequence),
-        trained=drop_unknown({"model": files.summary.model, **cost_rows(files), "images": files.summary.images_text}),
         captions=CAPTIONS,
     )
 

@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
 
 from paucal.evaluation.curves import SPEED_COLUMN, best_epoch, validation_score, with_speed
@@ -197,23 +197,16 @@ def find_kept_epoch(files: RunFiles) -> float | None:
     return best_epoch(files.rows) if files.summary.best_epoch is None else files.summary.best_epoch
 
 
-def trained_model_rows(files: RunFiles) -> Mapping[str, str]:
-    """Return a dict from row name to text that describes the trained model; unknown values are left out."""
+def trained_model_rows(files: RunFiles) -> dict[str, str | None]:
+    """Return a dict from row name to text that describes the trained model; unknown values are None."""
     summary, epoch = files.summary, find_kept_epoch(files)
-    return drop_unknown(
-        {
-            **model_rows(summary),
-            "epochs": None if summary.epochs is None else f"{summary.epochs:g}",
-            "epoch kept": None if epoch is None else f"{epoch:g}{'' if summary.selected else ', the last'}",
-            "kept": summary.kept,
-            **cost_rows(files),
-        }
-    )
-
-
-def drop_unknown(rows: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the entries whose value is not None."""
-    return {name: value for name, value in rows.items() if value is not None}
+    return {
+        **model_rows(summary),
+        "epochs": None if summary.epochs is None else f"{summary.epochs:g}",
+        "epoch kept": None if epoch is None else f"{epoch:g}{'' if summary.selected else ', the last'}",
+        "kept": summary.kept,
+        **cost_rows(files),
+    }
 
 
 def model_rows(summary: Summary) -> dict[str, str | None]:

@@ -1,6 +1,7 @@
 """HTML pages that are single files with embedded images and no scripts, such as the report about a run."""
 
 import shlex
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,10 @@ def write_report(run_dir: Path) -> Path:
     return write_run_page(
         files,
         "classification.html",
+        trained=trained_model_rows(files),
         figures=_headline_numbers(report),
         headline=headline_sentences(files),
         warnings=warning_sentences(files),
-        trained=trained_model_rows(files),
         confidence=describe_confidence(files),
         report=report,
         scored_part=None if report is None else scored_part(report),
@@ -49,8 +50,11 @@ def write_report(run_dir: Path) -> Path:
     )
 
 
-def write_run_page(files: RunFiles, name: str, **content: Any) -> Path:
-    """Render the template `name` for a run, write it as `report.html` into the run folder, and return the path."""
+def write_run_page(files: RunFiles, name: str, trained: Mapping[str, str | None], **content: Any) -> Path:
+    """Render the template `name` for a run, write it as `report.html` into the run folder, and return the path.
+
+    `trained` describes the trained model by names and texts; those that are None are left out.
+    """
     path = files.run.path / REPORT_FILE
     write_page(
         path,
@@ -61,6 +65,7 @@ def write_run_page(files: RunFiles, name: str, **content: Any) -> Path:
         frozen=files.frozen,
         pictures=embed_pictures(files),
         again=list_repeat_commands(files),
+        trained={name: text for name, text in trained.items() if text is not None},
         shell_run=shlex.quote(str(files.run.path)),
         **content,
     )

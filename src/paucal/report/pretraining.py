@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.report.explanations import cost_rows, drop_unknown, model_rows
+from paucal.report.explanations import cost_rows, model_rows
 from paucal.report.inputs import MAX_TEXT, RunFiles, read_run, read_stored
 from paucal.report.page import write_run_page
 from paucal.wording import percent
@@ -38,21 +38,19 @@ def write_pretraining_report(run: Path) -> Path:
     return write_run_page(
         files,
         "pretraining.html",
+        trained={
+            **model_rows(files.summary),
+            "crops of an image": summary.crops,
+            "prototypes of a head": None if summary.out_dim is None else f"{summary.out_dim:,}",
+            "initial weights": summary.start,
+            "epochs": None if files.summary.epochs is None else f"{files.summary.epochs:g}",
+            **cost_rows(files),
+        },
         pretraining=summary,
         remarks=summary.remarks,
         headline=_headline_sentences(files, summary),
         warnings=_warning_sentences(files, summary),
         figures=figures,
-        trained=drop_unknown(
-            {
-                **model_rows(files.summary),
-                "crops of an image": summary.crops,
-                "prototypes of a head": None if summary.out_dim is None else f"{summary.out_dim:,}",
-                "initial weights": summary.start,
-                "epochs": None if files.summary.epochs is None else f"{files.summary.epochs:g}",
-                **cost_rows(files),
-            }
-        ),
     )
 
 

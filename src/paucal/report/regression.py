@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from paucal.evaluation.results import stored_groups
-from paucal.report.explanations import cost_rows, drop_unknown, model_rows
+from paucal.report.explanations import cost_rows, model_rows
 from paucal.report.inputs import read_run, read_stored
 from paucal.report.page import write_run_page
 from paucal.wording import images_text, percent
@@ -25,11 +25,11 @@ def write_regression_report(run: Path) -> Path:
     return write_run_page(
         files,
         "regression.html",
+        trained={**model_rows(summary), **cost_rows(files), "images": summary.images_text},
         rows=rows,
         figures=[(row["value"], row["score"]) for row in (rows[0], rows[-1])],
         headline=sentences,
         warnings=[],
-        trained=drop_unknown({**model_rows(summary), **cost_rows(files), "images": summary.images_text}),
         captions=CAPTIONS,
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from paucal.evaluation.results import stored_groups
-from paucal.report.explanations import cost_rows, drop_unknown, model_rows, reliability_warnings
+from paucal.report.explanations import cost_rows, model_rows, reliability_warnings
 from paucal.report.inputs import MAX_CLASSES, MAX_NAME, RunFiles, read_run, read_stored, score_and_interval
 from paucal.report.page import write_run_page
 from paucal.wording import images_text
@@ -38,21 +38,19 @@ def write_segmentation_report(run: Path) -> Path:
     return write_run_page(
         files,
         "segmentation.html",
+        trained={
+            "model": summary.model,
+            "parameters": model_rows(summary)["parameters"],
+            "head": summary.method,
+            "epochs": None if summary.epochs is None else f"{summary.epochs:g}",
+            "best epoch": None if summary.best_epoch is None or not summary.selected else f"{summary.best_epoch:g}",
+            **cost_rows(files),
+            "images": summary.images_text,
+        },
         scores=scores,
         figures=[(scores.mean_iou[0], "mean IoU"), (scores.accuracy[0], "pixel accuracy")] if scores.images else [],
         headline=_headline_sentences(files, scores),
         warnings=reliability_warnings(scores.images, scores.unseen, "mask", "how well the model finds these areas"),
-        trained=drop_unknown(
-            {
-                "model": summary.model,
-                "parameters": model_rows(summary)["parameters"],
-                "head": summary.method,
-                "epochs": None if summary.epochs is None else f"{summary.epochs:g}",
-                "best epoch": None if summary.best_epoch is None or not summary.selected else f"{summary.best_epoch:g}",
-                **cost_rows(files),
-                "images": summary.images_text,
-            }
-        ),
         captions=CAPTIONS,
     )
 
