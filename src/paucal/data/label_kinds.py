@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from paucal.data.boxes.opening import LAYOUTS, STRUCTURE_FOLDERS, find_annotation_files, open_tagged_images
 from paucal.data.boxes.tree import folder_tree, open_tree
 from paucal.data.images import ImageSet
-from paucal.data.masks.mask_table import is_mask_table
+from paucal.data.masks.pairs import is_mask_table
 from paucal.data.masks.panoptic import PANOPTIC_NAME, find_panoptic
 from paucal.data.masks.recognition import find_masks_in_set
 from paucal.data.shards.opening import has_shards, is_shard

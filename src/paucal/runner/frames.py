@@ -27,7 +27,7 @@ from pyarrow.interchange import from_dataframe
 from paucal.data.arguments import ImageInMemory
 from paucal.data.boxes.table import find_columns as find_box_columns
 from paucal.data.decoded.cache_folder import dataframes_folder
-from paucal.data.masks.mask_table import MASK_COLUMNS
+from paucal.data.masks.pairs import MASK_COLUMNS
 from paucal.data.sources.table_columns import IMAGE_COLUMNS, normalise_column_name
 from paucal.runs import RunFolder
 from paucal.runs.folder import FRAME_FILE

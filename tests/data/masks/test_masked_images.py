@@ -43,8 +43,8 @@ def test_masks__that_do_not_fit_in_memory_are_read_again(tmp_path, monkeypatch):
     kept = opened(tmp_path)
     monkeypatch.setattr("paucal.data.masks.masked_images.read_available_memory", lambda: 0)
     read = opened(tmp_path)
-    assert kept.masks._decoded_masks is not None
-    assert read.masks._decoded_masks is None
+    assert kept.masks.decoded_masks is not None
+    assert read.masks.decoded_masks is None
     assert [read.masks.read(n).tolist() for n in (0, 1)] == [kept.masks.read(n).tolist() for n in (0, 1)]
 
 

@@ -80,7 +80,7 @@ def test_text_files_at_the_top__may_be_anything(tmp_path):
     lists(tmp_path, ".", train="these images were taken in May")
     listed = read_part_lists([tmp_path], KEYS)
     assert listed.parts == {}
-    assert listed.notes == ("lists that contain none of the images are not used: train.txt",)
+    assert listed.notes == ["lists that contain none of the images are not used: train.txt"]
 
 
 def make_set(root: Path, *names: str) -> Path:

@@ -120,7 +120,7 @@ def test_hostile_archives__are_refused_and_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, words: str
 ):
     if kind == "large":
-        monkeypatch.setattr("paucal.data.masks.unpacking.usable_disk_bytes", lambda folder: 1 << 19)
+        monkeypatch.setattr("paucal.data.masks.pairs.usable_disk_bytes", lambda folder: 1 << 19)
     with pytest.raises(UserError, match=words):
         find_pairs(hostile(tmp_path / "set.zip", kind))
     assert not [path for path in unpacked_archives_folder().rglob("*") if path.is_file()]

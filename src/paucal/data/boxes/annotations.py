@@ -28,32 +28,19 @@ Corners = tuple[float, float, float, float]
 
 @dataclass
 class AnnotatedImage:
-    """One image as an annotation file describes it.
+    """One image as an annotation file describes it; `boxes`, `names`, `crowd` and `outlines` have an entry per box."""
 
-    Attributes:
-        key: Path of the image relative to the folder of the set, with forward slashes.
-        boxes: (left, top, right, bottom) of each box in pixels, measured from the top left corner of the image.
-        names: Class name of each box.
-        crowd: Whether each box is excluded from training and scores, because it covers many objects or is difficult.
-        size: (height, width) in pixels as the annotation file states it; None if the file states no size.
-        declared_split: Split that the data set assigns: "train", "val" or "test"; "" if the data set assigns no split.
-        source: Path of the annotation file within the set.
-        outlines: Outline of each box in the form of COCO's "segmentation"; None or an empty value for a box without an
-            outline. The list is empty if no box has an outline.
-        crowd_word: Name that the layout uses for the boxes that are flagged in `crowd`, for messages.
-        tags: Labels of the whole image.
-    """
-
-    key: str
-    boxes: list[Corners] = field(default_factory=list)
+    key: str  # path of the image relative to the folder of the set, with forward slashes
+    boxes: list[Corners] = field(default_factory=list)  # left, top, right, bottom in pixels from the top left corner
     names: list[str] = field(default_factory=list)
-    crowd: list[bool] = field(default_factory=list)
-    size: tuple[int, int] | None = None
-    declared_split: str = ""
-    source: str = ""
+    crowd: list[bool] = field(default_factory=list)  # True for many objects, or a difficult one: not trained or scored
+    size: tuple[int, int] | None = None  # (height, width) in pixels; None if the annotation file states no size
+    declared_split: str = ""  # "train", "val", "test", or "" if the data set assigns no split
+    source: str = ""  # path of the annotation file within the set
+    # In the form of COCO's "segmentation"; None or empty for a box without an outline. The list may be left empty.
     outlines: list[Any] = field(default_factory=list)
-    crowd_word: str = "a crowd"
-    tags: list[str] = field(default_factory=list)
+    crowd_word: str = "a crowd"  # the layout's name for the boxes that are flagged in `crowd`, for messages
+    tags: list[str] = field(default_factory=list)  # labels of the whole image
 
     def add(self, name: str, box: Corners, outline: Any = None, crowd: bool = False) -> None:
         """Add an object: its class name, its box, and its outline in the form of COCO's "segmentation"."""
@@ -92,25 +79,16 @@ class AnnotationSet:
 
 @dataclass(frozen=True)
 class Layout:
-    """A file format for boxes, such as COCO JSON.
-
-    Attributes:
-        name: Name of the layout for messages.
-        expected: Description of the files, for messages that list the supported layouts.
-        suffixes: Suffixes of annotation files, by which a single file is recognised.
-        find: Function (tree, files) that returns those files that are annotation files of this layout.
-        read: Function (tree, annotation files) that returns what the annotation files contain.
-        roots: Function that returns the folders in which the images of a single annotation file may be.
-        tree: Function that returns a tree of the images of a single annotation file; None if the file does not name all
-            images by absolute paths.
-    """
+    """A file format for boxes, such as COCO JSON."""
 
     name: str
-    expected: str
-    suffixes: tuple[str, ...]
-    find: Callable[[Tree, Sequence[str]], list[str]]
-    read: Callable[[Tree, Sequence[str]], AnnotationSet]
+    expected: str  # description of the files, for messages that list the supported layouts
+    suffixes: tuple[str, ...]  # by which a single annotation file is recognised
+    find: Callable[[Tree, Sequence[str]], list[str]]  # (tree, files): those files that have this layout
+    read: Callable[[Tree, Sequence[str]], AnnotationSet]  # (tree, annotation files): their content
+    # Folders in which the images of a single annotation file may be.
     roots: Callable[[Path], list[Path]] = lambda file: [file.parent, file.parent.parent]
+    # Tree of the images of a single annotation file; None if the file does not name all images by absolute paths.
     tree: Callable[[Path], Tree | None] = lambda file: None
 
 
@@ -138,12 +116,7 @@ def unread_shapes_notes(counts: Counter[str]) -> list[str]:
 
 
 def unique_class_names(names: Mapping[int, str]) -> dict[int, str]:
-    """Return class names by number; if a name occurs again, the number of the class is appended to the name.
-
-    Example:
-        >>> unique_class_names({3: "cell", 7: "cell"})
-        {3: 'cell', 7: 'cell (7)'}
-    """
+    """Return class names by number; if a name occurs again, the number is appended: `{3: "cell", 7: "cell (7)"}`."""
     unique: dict[int, str] = {}
     for number, name in names.items():
         unique[number] = f"{name} ({number})" if name in unique.values() else name
@@ -183,10 +156,7 @@ def unpack_run_lengths(text: bytes) -> NDArray[np.int64]:
     """Decode a mask in COCO's text format to the lengths of alternating runs of zeros and ones, column by column.
 
     The lowest bits of a number come first. From the fourth number on, a number is the difference from the run length
-    two positions earlier. pycocotools does not check the text and is a hundred times slower.
-
-    Raises:
-        ValueError: The text is invalid; the message says why.
+    two positions earlier. pycocotools does not check the text, which raises a ValueError here, and is 100 times slower.
     """
     if len(text) > MAX_TEXT_LENGTH:
         raise ValueError(f"the mask has {len(text):,} characters, at most {MAX_TEXT_LENGTH:,} are read")

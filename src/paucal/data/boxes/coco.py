@@ -44,14 +44,18 @@ OTHER_TASKS = ("captions", "person_keypoints", "image_info", "panoptic", "stuff"
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
     """Return the JSON files that have COCO's entries, or a name such as "instances_train.json"."""
     json_files = [file for file in files if file.lower().endswith(".json")]
-    candidates = [
-        file for file in json_files if any(contains_json_key(tree.peek(file, HEAD_BYTES), name) for name in ENTRIES)
+    return [
+        file
+        for file in json_files
+        if _COCO_NAME.fullmatch(file.rpartition("/")[2].lower()) or _has_coco_entries(tree, file)
     ]
-    recognised = {
-        file for file in candidates if all(contains_json_key(tree.peek(file, PEEK_BYTES), name) for name in ENTRIES)
-    }
-    recognised = {file for file in recognised if not contains_json_key(tree.peek(file, PEEK_BYTES), SEGMENTS)}
-    return [file for file in json_files if file in recognised or _COCO_NAME.fullmatch(file.rpartition("/")[2].lower())]
+
+
+def _has_coco_entries(tree: Tree, file: str) -> bool:
+    if not contains_json_key(tree.peek(file, HEAD_BYTES), *ENTRIES):  # most other files are recognised by few bytes
+        return False
+    content = tree.peek(file, PEEK_BYTES)
+    return all(contains_json_key(content, name) for name in ENTRIES) and not contains_json_key(content, SEGMENTS)
 
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
@@ -123,10 +127,9 @@ class _FileReader:
         return UserError(f"{self._shown_path!r} has {problem}.")
 
     def _refuse_xyxy_boxes(self, images: Iterable[AnnotatedImage]) -> None:
-        """Refuse a file whose boxes seem to be left, top, right, bottom instead of left, top, width, height.
+        """Refuse a file with many boxes outside the image, if all are inside as left, top, right, bottom.
 
-        Some programs write such boxes, contrary to the format. The boxes are recognised if many boxes end outside the
-        image when read as left, top, width, height, and no box ends outside when read as left, top, right, bottom.
+        Some programs write such boxes, contrary to the format.
         """
         boxes = [(box, image.size) for image in images if image.size for box in image.boxes]
         outside = [box for box, (height, width) in boxes if box[2] > MAX_EDGE * width or box[3] > MAX_EDGE * height]

@@ -65,10 +65,7 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
 
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
-    """Read the JSON files of a data set: rectangles, polygons, ellipses, brushed masks, and labels of whole images.
-
-    If an image has several annotations, the annotation marked as ground truth is read, or else the last annotation.
-    """
+    """Read the JSON files of a data set: rectangles, polygons, ellipses, brushed masks, and labels of whole images."""
     finder = ImageFinder(tree.images, tree)
     images: dict[str, AnnotatedImage] = {}
     special_cases: Counter[str] = Counter()
@@ -129,10 +126,7 @@ def _image_path(data: Mapping[str, Any], shown_path: str) -> str:
 
 
 def _annotation_values(task: Mapping[str, Any], special_cases: Counter[str]) -> list[Mapping[str, Any]] | None:
-    """Return the regions and labels of the annotation marked as ground truth, or else of the last annotation.
-
-    The result is None if the task has no annotation.
-    """
+    """Return the regions and labels of the ground truth, or else of the last annotation; None without annotation."""
     rows = task.get("annotations", task.get("completions"))
     rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     rows = [row for row in rows if not row.get("was_cancelled") and isinstance(row.get("result"), list)]
@@ -247,14 +241,7 @@ def decode_brush(values: Sequence[Any], size: tuple[int, int]) -> NDArray[np.boo
     minus 1 (5), the four possible numbers of bits per count, each minus 1 (4 bits each), and then blocks of values.
     A block contains a flag that one value is repeated (1), the index of the number of bits of the count (2), the count
     minus 1, and the value or values. The values are red, green, blue and alpha of each pixel in turn, and alpha is the
-    mask.
-
-    Args:
-        values: Bytes, as integers from 0 to 255.
-        size: (height, width) of the image in pixels.
-
-    Raises:
-        ValueError: The bytes are not a mask of this size; the message says why.
+    mask. A ValueError says why the bytes are not a mask of this size.
     """
     total = 4 * math.prod(size)
     if total > 4 * MAX_PIXELS or not all(type(value) is int and 0 <= value < 256 for value in values):

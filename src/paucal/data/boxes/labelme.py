@@ -32,10 +32,7 @@ _Object = tuple[str, Corners, Any]  # class name, box, outline
 
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return LabelMe JSON files, and other JSON files in the same folders that have the stem of an image.
-
-    The other files may be damaged LabelMe files, which are then reported.
-    """
+    """Return LabelMe JSON files, and JSON files beside them with the stem of an image, which may be damaged ones."""
     json_files = [file for file in files if file.lower().endswith(JSON_SUFFIX)]
     recognised = {
         file for file in json_files if all(contains_json_key(tree.peek(file, HEAD_BYTES), name) for name in ENTRIES)
@@ -88,11 +85,15 @@ def _read_objects(shapes: Sequence[Mapping[str, Any]], shown_path: str, unread: 
         if kind not in SHAPES_WITH_AREA:
             unread[str(kind)] += 1
             continue
-        item = _read_object(shape, str(kind), shown_path)
+        name, box, outline = _read_object(shape, str(kind), shown_path)
         group = shape.get("group_id")
         # Shapes with the same group and class are one object, for example an object whose middle is hidden.
-        key = (item[0], f"group {group}" if group is not None else number)
-        groups[key] = _join_objects(groups[key], item) if key in groups else item
+        key = (name, f"group {group}" if group is not None else number)
+        if key in groups:
+            _, first_box, first_outline = groups[key]
+            box = box_of_points([first_box[:2], first_box[2:], box[:2], box[2:]])
+            outline = first_outline + outline if first_outline and outline else None
+        groups[key] = name, box, outline
     return list(groups.values())
 
 
@@ -113,10 +114,3 @@ def _read_object(shape: Mapping[str, Any], kind: str, shown_path: str) -> _Objec
     if kind == "mask":  # the points are the first and the last pixel inside the box
         box = (box[0], box[1], box[2] + 1, box[3] + 1)
     return plain_name(str(name)), box, outline if kind == "polygon" else None
-
-
-def _join_objects(first: _Object, second: _Object) -> _Object:
-    """Return two shapes as one object, which has an outline if both shapes have outlines."""
-    name, box, outline = first
-    corners = [box[:2], box[2:], second[1][:2], second[1][2:]]
-    return name, box_of_points(corners), outline + second[2] if outline and second[2] else None

@@ -45,10 +45,7 @@ class Match(NamedTuple):
 
 
 def normalise_name(name: str) -> str:
-    """Return a key that is equal for names that differ only in case, Unicode form or spaces at the ends.
-
-    Annotation files may have spaces around a name; names in tables are read without them, and those of masks are files.
-    """
+    """Return a key that is equal for names that differ only in case, Unicode form or spaces at the ends."""
     return fold_name(name).strip()
 
 
@@ -80,12 +77,7 @@ def explain_foreign_path(name: str) -> str:
 
 
 class ImageFinder:
-    """Finds files, usually images, by the names that annotation files give.
-
-    Args:
-        paths: Paths of the files to find, relative to the tree.
-        tree: All files of the data set.
-    """
+    """Finds files at given paths in a tree, usually images, by the names that annotation files give."""
 
     def __init__(self, paths: Collection[str], tree: Tree) -> None:
         self._tree = tree
@@ -134,15 +126,8 @@ class ImageFinder:
 
         Images are searched for in the main folder that names are relative to. Images in another folder are used only if
         the file lists at least half of the images in that folder, so that a single image elsewhere does not replace a
-        missing image. A name without a suffix matches an image with any suffix.
-
-        Args:
-            names: Names in the annotation file.
-            file: Path of the annotation file.
-            part: Split (train, val or test) that the file describes; "" if unknown.
-
-        Raises:
-            UserError: The names may be relative to any of several folders.
+        missing image. A name without a suffix matches an image with any suffix. `part` is the split that the file
+        describes; "" if unknown.
         """
         matches_per_name = [
             self.find_matches(name, by_stem=not name.lower().endswith(IMAGE_SUFFIXES)) for name in names
@@ -186,11 +171,7 @@ class ImageFinder:
         """Return the path of the image that an annotation file describes; None if there is no such image.
 
         Images beside the file or in the parallel folder (`images/` for `labels/`) are preferred. Among these images, an
-        image that the file names is preferred to an image with the stem of the file.
-
-        Args:
-            file: Path of an annotation file that describes one image.
-            stated_names: Names of the image in the file, the most likely first.
+        image that the file names (the most likely name first) is preferred to an image with the stem of the file.
         """
         stem = PurePosixPath(file).stem
         names = [name for name in stated_names if name]
@@ -260,10 +241,6 @@ def assign_images(tree: Tree, stated_names: Mapping[str, Sequence[str]]) -> tupl
 
     A file describes the image that it names. If several files name the same image, as in data sets whose files were
     renamed, each file describes the image with the stem of the file, unless another file describes that image.
-
-    Args:
-        tree: Files of the data set.
-        stated_names: Names of the described image in each annotation file, the most likely first.
     """
     finder = ImageFinder(tree.images, tree)
     images_by_file = {file: finder.find_described_image(file, names) for file, names in stated_names.items()}
@@ -284,18 +261,18 @@ def assign_images(tree: Tree, stated_names: Mapping[str, Sequence[str]]) -> tupl
         file for file in keys if file not in corrected_files and _has_other_suffix(stated_names[file], keys[file])
     ]
     notes = []
-    for files, problem, image in (
-        (corrected_files, "the image of another file", "the image with the name of the annotation file"),
-        (
-            files_with_other_suffix,
-            "an image with another suffix",
-            keys[files_with_other_suffix[0]] if files_with_other_suffix else "",
-        ),
-    ):
-        if files:
-            subject = counted(len(files), "annotation file names", "annotation files name")
-            notes.append(f"{subject} {problem}, such as {files[0]}: {image} was used")
+    if corrected_files:
+        image = "the image with the name of the annotation file"
+        notes.append(_misnamed_note(corrected_files, "the image of another file", image))
+    if files_with_other_suffix:
+        image = keys[files_with_other_suffix[0]]
+        notes.append(_misnamed_note(files_with_other_suffix, "an image with another suffix", image))
     return keys, notes
+
+
+def _misnamed_note(files: Sequence[str], problem: str, image: str) -> str:
+    subject = counted(len(files), "annotation file names", "annotation files name")
+    return f"{subject} {problem}, such as {files[0]}: {image} was used"
 
 
 def assign_keys(images: Iterable[AnnotatedImage], stated_names: Mapping[str, Sequence[str]], tree: Tree) -> list[str]:

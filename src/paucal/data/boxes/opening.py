@@ -73,19 +73,12 @@ UNSUPPORTED: tuple[UnsupportedLayout, ...] = (
 
 @dataclass(frozen=True)
 class AnnotationFiles:
-    """All annotation files of a data set that have the same layout.
-
-    Attributes:
-        name: Name of the layout.
-        files: Paths of the files, at least one.
-        read: Function that reads the files; None for an unsupported layout.
-        advice: What the user can do if the layout is unsupported.
-    """
+    """All annotation files of a data set that have the same layout."""
 
     name: str
-    files: Sequence[str]
-    read: Callable[[Tree, Sequence[str]], AnnotationSet] | None = None
-    advice: str = "convert the boxes to COCO JSON"
+    files: Sequence[str]  # at least one path
+    read: Callable[[Tree, Sequence[str]], AnnotationSet] | None = None  # None for an unsupported layout
+    advice: str = "convert the boxes to COCO JSON"  # what the user can do if the layout is unsupported
 
     @property
     def shown_path(self) -> str:
@@ -118,10 +111,7 @@ def find_annotation_files_in_tree(tree: Tree) -> list[AnnotationFiles]:
 
 
 def find_unsupported_files(tree: Tree) -> AnnotationFiles | None:
-    """Return a file in an unsupported layout, or an archive with annotation files in a folder without images.
-
-    The result is None if there is no such file or archive.
-    """
+    """Return a file in an unsupported layout or, in a folder without images, an archive with annotation files."""
     for layout in UNSUPPORTED:
         for file in tree.files_ending(*layout.suffixes)[:MAX_FILES_SEARCHED]:
             if layout.pattern.search(ascii_bytes(tree.peek(file, SEARCHED_BYTES))):
@@ -138,11 +128,7 @@ def find_unsupported_files(tree: Tree) -> AnnotationFiles | None:
 
 
 def read_boxes(path: Path) -> tuple[Tree, AnnotationSet]:
-    """Read the annotation files at a path.
-
-    Raises:
-        UserError: The path has no boxes in any of `LAYOUTS`, or an annotation file is invalid.
-    """
+    """Read the annotation files at a path."""
     if path.is_file() and not is_archive(path):
         return _read_single_file(path)
     tree = open_tree(path)
@@ -171,10 +157,7 @@ def open_annotated_images(path: Path) -> ImageSet:
 
 
 def open_tagged_images(path: Path) -> ImageSet | None:
-    """Return the images and labels of annotation files that label whole images and have no boxes.
-
-    The result is None if the path has no such files.
-    """
+    """Return the images and labels of annotation files that label whole images and have no boxes, if there are any."""
     files = find_annotation_files(path)
     if files is None or files.name not in TAGGED_LAYOUTS:
         return None
@@ -222,9 +205,7 @@ def root_of_set(file: str) -> str:
 def _read_preferred_layout(groups: Sequence[AnnotationFiles], tree: Tree) -> AnnotationSet:
     """Read the annotation files in all layouts, and return the content of the layout with the most images.
 
-    Raises:
-        UserError: The files in the first layout are invalid, or another layout has images that the layout with the most
-            images lacks.
+    Invalid files are refused only in the first layout.
     """
     annotations: dict[str, AnnotationSet] = {}
     notes: list[str] = []

@@ -23,10 +23,6 @@ def assign_splits(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
     """Assign splits to images: by the annotation files, else by list files, else by the folders of the images.
 
     If any image belongs to a split, images without a split are left out, with a note.
-
-    Raises:
-        UserError: Two lists name the same image, a name in a list matches several images, or no line in a list names
-            an image.
     """
     images, notes = annotations.images, list(annotations.notes)
     if not any(image.declared_split for image in images):

@@ -153,11 +153,7 @@ def _first_rows(text: str, file: str) -> list[list[str]]:
 
 
 def tree_of_paths(file: Path) -> Tree | None:
-    """Return a tree of the images in a table; None unless the table names all images by absolute paths.
-
-    Raises:
-        MissingImage: Some of the images are missing.
-    """
+    """Return a tree of the images in a table; None unless the table names all images by absolute paths."""
     try:
         rows = csv_rows(file, read_decoded(file, MAX_BYTES).text)
         columns = find_columns(next(rows, TableRow(1, [])).cells)
@@ -184,10 +180,7 @@ LAYOUT = Layout("a CSV of boxes", _EXPECTED_FILES, BOX_TABLE_SUFFIXES, find, rea
 
 
 def find_columns(cells: Sequence[str]) -> Columns | None:
-    """Return the position of each column, by its key in `COLUMNS`, from the first row of a table.
-
-    The result is None if the table has no column of images or no columns that define a box.
-    """
+    """Return the position of each column, by its key in `COLUMNS`; None without columns of images and of boxes."""
     names = _plain_names(cells)
     names_by_key = {key: [name for name in usual_names if name in names] for key, usual_names in COLUMNS.items()}
     columns = {key: names.index(present[0]) for key, present in names_by_key.items() if present}
@@ -315,11 +308,7 @@ def _detect_form_of_lists(boxes: Sequence[_BoxAndKey], size_of: _SizeOf, file: s
 
 
 def _refuse_cxcywh_boxes(boxes: Sequence[_BoxAndKey], size_of: _SizeOf, shown_path: str) -> None:
-    """Refuse boxes of x, y, width and height if x and y seem to be the centres of the boxes.
-
-    They seem to be centres if some boxes would end outside their images with x and y as corners, but no box with x and
-    y as centres.
-    """
+    """Refuse boxes of which some would end outside their images with x and y as corners, but none as centres."""
     are_fractions = all(max(box) <= 1 for box, _ in boxes)
 
     def ends_inside(box: Corners, key: str) -> bool:
@@ -349,19 +338,16 @@ def _are_valid_edges(box: Corners, size: tuple[int, int]) -> bool:
 
 def _find_image_keys(tree: Tree, finder: ImageFinder, file: str, rows: Sequence[_Row]) -> list[str]:
     unique = list(dict.fromkeys(row.image for row in rows))
-    keys = dict(zip(unique, finder.find_images(unique, file, split_of_file(file)), strict=True))
-    for row in rows:
-        if keys[row.image] is None:
-            raise missing_image_error(tree, file, row.image)
-    return [key for row in rows if (key := keys[row.image]) is not None]
+    keys: dict[str, str] = {}
+    for name, key in zip(unique, finder.find_images(unique, file, split_of_file(file)), strict=True):
+        if key is None:
+            raise missing_image_error(tree, file, name)
+        keys[name] = key
+    return [keys[row.image] for row in rows]
 
 
 def _are_fractions(rows: Sequence[_Row], shown_path: str) -> bool:
-    """Return whether boxes are given as fractions of the image width and height (0 to 1) instead of pixels.
-
-    Raises:
-        UserError: Some boxes are fractions, and others are in pixels.
-    """
+    """Return whether boxes are fractions of the image's sides (0 to 1) instead of pixels; refuse a mixture."""
     examples: dict[bool, _Row] = {}  # the first row with fractions (True) and the first in pixels (False)
     for row in rows:
         if row.box is not None and row.box[0] < row.box[2]:

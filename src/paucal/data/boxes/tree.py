@@ -20,30 +20,17 @@ PEEK_BYTES = 1 << 22  # bytes at the start and at the end of a JSON file that ar
 
 @dataclass(frozen=True)
 class Tree:
-    """The files of a data set, except hidden files.
+    """The files of a data set, except hidden files."""
 
-    Attributes:
-        shown_root: Path of the folder or archive as the user wrote it, for messages.
-        name: Short name of the data set.
-        location: Absolute path of the folder or archive, as in `ImageSet.location`.
-        files: Sorted paths relative to the location, with forward slashes.
-        read: Function (path, limit) that returns the content of a file, or raises a UserError if the file has more
-            bytes than the limit.
-        peek: Function (path, count) that returns the first and the last `count` bytes of a file.
-        make_store: Function (paths) that returns a store of the images at these paths.
-        is_inside: Function (path) that returns whether a file is inside the location, also after links are followed.
-        notes: Sentences for the user on files that were left out.
-    """
-
-    shown_root: str
+    shown_root: str  # path of the folder or archive as the user wrote it, for messages
     name: str
-    location: str
-    files: tuple[str, ...]
-    read: Callable[[str, int], bytes]
-    peek: Callable[[str, int], bytes]
-    make_store: Callable[[list[str]], EncodedStore]
-    is_inside: Callable[[str], bool]
-    notes: tuple[str, ...] = ()
+    location: str  # absolute path of the folder or archive, as in `ImageSet.location`
+    files: tuple[str, ...]  # sorted paths relative to the location, with forward slashes
+    read: Callable[[str, int], bytes]  # (path, limit): a file's bytes; a UserError if there are more than the limit
+    peek: Callable[[str, int], bytes]  # (path, count): the first and the last `count` bytes of a file
+    make_store: Callable[[list[str]], EncodedStore]  # the images at some paths
+    is_inside: Callable[[str], bool]  # whether a file is inside the location, also after links are followed
+    notes: tuple[str, ...] = ()  # on files that were left out
 
     @cached_property
     def images(self) -> tuple[str, ...]:
@@ -60,21 +47,16 @@ class Tree:
         return text, [note] if note else []
 
     def read_lines(self, path: str, keep_blank: bool = False) -> tuple[list[str], list[str]]:
-        """Return the lines of a text file, and a list with a note if the encoding of the file was guessed.
+        """Return the stripped lines of a text file, and a list with a note if the encoding of the file was guessed.
 
-        White space at the ends of lines is removed. Empty lines are left out unless `keep_blank` is True, which is
-        needed if the position of a line matters.
+        Empty lines are left out unless `keep_blank` is True, which is needed if the position of a line matters.
         """
         text, notes = self.read_text(path, MAX_LIST_BYTES)
         lines = [line.strip() for line in re.split(r"\r\n|\r|\n", text)]
         return [line for line in lines if line or keep_blank], notes
 
     def read_json(self, path: str, max_bytes: int, advice: str) -> tuple[Any, list[str]]:
-        """Return the content of a JSON file, and a list with a note if the encoding of the file was guessed.
-
-        Raises:
-            UserError: The file has more than `max_bytes` bytes, or is not JSON. The message ends with `advice`.
-        """
+        """Return the content of a JSON file, and a list with a note if the encoding was guessed."""
         text, notes = self.read_text(path, max_bytes)
         try:
             return parse_json(text), notes
@@ -139,9 +121,10 @@ def ascii_bytes(content: bytes) -> bytes:
     return content.replace(b"\0", b"").lstrip(b"\xef\xbb\xbf\xff\xfe")
 
 
-def contains_json_key(content: bytes, name: str) -> bool:
-    """Return whether the bytes of a JSON file contain an entry's name in quotes."""
-    return f'"{name}"'.encode() in ascii_bytes(content)
+def contains_json_key(content: bytes, *names: str) -> bool:
+    """Return whether the bytes of a JSON file contain any of the entries' names in quotes."""
+    text = ascii_bytes(content)
+    return any(f'"{name}"'.encode() in text for name in names)
 
 
 def _peek_ends(file: Path, count: int) -> bytes:

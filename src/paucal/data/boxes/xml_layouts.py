@@ -274,9 +274,7 @@ def _points_of_ellipse(
 def _cvat_outline(shape: ElementTree.Element, size: tuple[int, int] | None) -> tuple[Corners | None, object]:
     """Return the box and the outline of a shape; the box is None if the shape has no area.
 
-    Raises:
-        ValueError: A number is missing or cannot be read, or a mask does not fit its image.
-        OverflowError: The length of a run in a mask exceeds 64 bits.
+    Invalid numbers raise a ValueError, and a run in a mask whose length exceeds 64 bits an OverflowError.
     """
     if shape.tag == "box":
         left, top, right, bottom = (float(shape.get(edge) or "") for edge in CVAT_EDGES)

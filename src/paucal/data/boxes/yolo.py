@@ -40,22 +40,13 @@ MAX_OUTSIDE = 0.01
 
 @dataclass(frozen=True)
 class Config:
-    """The classes and splits of a YOLO data set.
+    """The classes and splits of a YOLO data set; `parts`, `base` and `shown_path` are empty without a YAML file."""
 
-    Attributes:
-        shown_path: Path of the YAML file as shown in messages; "" if there is no YAML file.
-        names: Class names by number; None if no file names the classes.
-        parts: Folders or list files with the images of each split, as the YAML file states them; empty if there is no
-            YAML file.
-        base: Folder that the paths in `parts` are relative to.
-        has_points: Whether lines in label files have keypoints after the box.
-    """
-
-    shown_path: str = ""
-    names: Mapping[int, str] | None = None
-    parts: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    base: str = ""
-    has_points: bool = False
+    shown_path: str = ""  # path of the YAML file as shown in messages
+    names: Mapping[int, str] | None = None  # class names by number; None if no file names the classes
+    parts: Mapping[str, Sequence[str]] = field(default_factory=dict)  # folders or list files of each split
+    base: str = ""  # folder that the paths in `parts` are relative to
+    has_points: bool = False  # whether lines in label files have keypoints after the box
 
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
@@ -163,10 +154,7 @@ def _read_config(tree: Tree, files: Sequence[str]) -> Config:
 
 
 def _names_of_yaml(value: Any, tree: Tree, shown_path: str) -> dict[int, str] | None:
-    """Return class names by number from the entry `names` of a YAML file.
-
-    The entry is a list, a mapping from numbers to names, or the path of a text file with one name per line.
-    """
+    """Return class names by number from the entry `names` of a YAML file: a list, a mapping, or the path of a file."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -248,10 +236,9 @@ def _split_by_image(config: Config, tree: Tree, finder: ImageFinder) -> tuple[di
 def _find_images_of_entry(
     value: str, config: Config, tree: Tree, finder: ImageFinder, part: str, notes: list[str]
 ) -> set[str] | None:
-    """Return the keys of the images of an entry in the YAML file; None if the entry leads to no image.
+    """Return the keys of the images in the folder or list that the YAML file names as `value`; None without images.
 
-    `value` is the entry: the path of a folder of images or of a list file. A note on missing images is appended to
-    `notes`.
+    A note on missing images is appended to `notes`.
     """
     folders = {normalise_name(path): path for image in tree.images for path in map(str, PurePosixPath(image).parents)}
     files = {normalise_name(file): file for file in tree.files_ending(TEXT_SUFFIX)}
@@ -289,10 +276,7 @@ def _label_files(tree: Tree, files: Sequence[str]) -> list[str]:
 
 
 def _unmatched_label_notes(tree: Tree, keys: Mapping[str, str]) -> list[str]:
-    """Return a list with a note on label files without an image; an empty list if every label file has its image.
-
-    Text files that are not empty and do not begin with an object are not counted as label files.
-    """
+    """Return a list with a note on label files (empty, or beginning with an object) without an image, if any."""
     labels = [
         file
         for file in tree.files_ending(TEXT_SUFFIX)

@@ -38,23 +38,13 @@ _SPACED_ROW = re.compile(r"(?P<r>\d+)\s+(?P<g>\d+)\s+(?P<b>\d+)\s+(?P<name>\S.*)
 
 @dataclass(frozen=True)
 class MaskCoding:
-    """The mask value that stands for each class in a set of masks.
+    """The mask value that stands for each class in a set of masks; colours are packed (`pack_colours`)."""
 
-    Attributes:
-        kind: "index" if mask values are class numbers, "binary" for two classes, "grey" for grey levels, "colour" for
-            colours.
-        values: Mask value of each class, in the order of the classes; colours are packed (`pack_colours`).
-        ignore: Mask value that means "not labelled"; None if there is no such value.
+    kind: CodingKind  # "index" if mask values are class numbers, "binary" for two classes
+    values: tuple[int, ...]  # in the order of the classes
+    ignore: int | None = None  # value that means "not labelled"; None if there is no such value
 
-    Raises:
-        UserError: The values are invalid, for example because a model card is damaged.
-    """
-
-    kind: CodingKind
-    values: tuple[int, ...]
-    ignore: int | None = None
-
-    def __post_init__(self) -> None:
+    def __post_init__(self) -> None:  # a damaged model card may have invalid values
         is_valid = all(type(value) is int and 0 <= value < 1 << 24 for value in (*self.values, self.ignore or 0))
         is_valid = is_valid and len(set(self.values)) == len(self.values) and self.ignore not in self.values
         if self.kind not in get_args(CodingKind) or not is_valid or not 2 <= len(self.values) <= MAX_CLASSES:
@@ -69,10 +59,7 @@ class MaskCoding:
         return len(self.values)
 
     def encode(self, values: NDArray[np.int32], name: str) -> NDArray[np.uint8]:
-        """Convert the (H, W) values of a mask to class numbers; unlabelled pixels become `IGNORED`.
-
-        `name` is the name of the mask file, for messages.
-        """
+        """Convert the (H, W) values of the mask file `name` to class numbers; unlabelled pixels become `IGNORED`."""
         if self.kind == "binary":
             labelled = values if self.ignore is None else values[values != self.ignore]
             # In a file that contains only 0 and 1, 1 marks the foreground, even if other files of the set use 255.
@@ -114,19 +101,12 @@ class MaskCoding:
 
 @dataclass(frozen=True)
 class NamedClasses:
-    """Class names from a file, and perhaps the mask value of each class.
-
-    Attributes:
-        names: Class names in the order of the file.
-        values: Mask value of each class, with packed colours (`pack_colours`); None if the file has only names.
-        has_colours: Whether the values are colours.
-        note: Sentence on the text encoding that was assumed for the file; "" if the encoding is Unicode.
-    """
+    """Class names from a file, and perhaps the mask value of each class."""
 
     names: tuple[str, ...]
-    values: tuple[int, ...] | None = None
-    has_colours: bool = False
-    note: str = ""
+    values: tuple[int, ...] | None = None  # with packed colours (`pack_colours`); None if the file has only names
+    has_colours: bool = False  # whether the values are colours
+    note: str = ""  # on the text encoding that was assumed for the file; "" if the encoding is Unicode
 
 
 def read_class_names(path: Path) -> NamedClasses:
@@ -200,14 +180,7 @@ def find_coding(
     ignore: Sequence[int] | None = None,
     named_classes: NamedClasses | None = None,
 ) -> MaskCoding:
-    """Choose the coding of a set of masks; raise a UserError if the coding is unclear.
-
-    Args:
-        stats: Statistics of the values in all mask files.
-        requested_kind: `MaskCoding.kind` that the user set; None to infer the kind from the values.
-        ignore: Grey value (one number) or colour (red, green and blue) that means "not labelled".
-        named_classes: Classes from the file of --classes; None without --classes.
-    """
+    """Choose the coding of a set of masks; refuse an unclear coding. For the arguments, see `read_masks`."""
     has_named_colours = named_classes is not None and named_classes.has_colours
     if requested_kind is None and not has_named_colours:
         consistency.refuse_mixed_kinds(stats)
@@ -249,10 +222,7 @@ def find_coding(
 
 
 def require_same_coding(coding: MaskCoding, stats: MaskStatistics, ignore: Sequence[int] | None = None) -> None:
-    """Raise a UserError if mask values mean something else than in the coding of a run or model.
-
-    Only masks that `MaskCoding.encode` would accept are checked.
-    """
+    """Refuse masks that `MaskCoding.encode` would accept, but that mean something else than for a run or model."""
     if coding.kind == "binary":
         consistency.refuse_faint(stats, coding.ignore)
     elif coding.kind == "index" and ignore is None and not stats.has_colour:

@@ -22,21 +22,13 @@ GREY_UNIT, WHITE = 0x010101, 0xFFFFFF  # packed colours of grey level 1 and of w
 
 @dataclass(frozen=True)
 class RawMask:
-    """Pixel values of a mask file, as they are stored.
+    """Pixel values of a mask file, as they are stored."""
 
-    Attributes:
-        values: (H, W) int32 grey levels, palette indices, or colours as 65536 R + 256 G + B.
-        kind: "grey", "palette" or "colour".
-        bits: Bits per value: 1, 8 or 16; 24 for grey levels that are stored in three equal channels.
-        lossy: Whether the format is lossy.
-        palette: (256,) packed colours of the palette indices; None if the file has no palette.
-    """
-
-    values: NDArray[np.int32]
-    kind: str
-    bits: int = 8
-    lossy: bool = False
-    palette: NDArray[np.int32] | None = None
+    values: NDArray[np.int32]  # (H, W) grey levels, palette indices, or colours as 65536 R + 256 G + B
+    kind: str  # "grey", "palette" or "colour"
+    bits: int = 8  # bits per value: 1, 8 or 16; 24 for grey levels that are stored in three equal channels
+    lossy: bool = False  # whether the format is lossy
+    palette: NDArray[np.int32] | None = None  # (256,) packed colours of the palette indices
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -44,13 +36,7 @@ class RawMask:
         return self.values.shape[0], self.values.shape[1]
 
     def convert_values(self, in_colour: bool, name: str) -> NDArray[np.int32]:
-        """Return packed colours if other masks of the set are in colour, else the stored values.
-
-        Args:
-            in_colour: Whether the set has masks in colour, so that grey levels and palette indices are converted to
-                packed colours.
-            name: Name of the file, for messages.
-        """
+        """Return packed colours if other masks of the set are in colour, else the stored values."""
         if not in_colour:
             if self.kind == COLOUR:
                 raise UnreadableImage(
@@ -72,9 +58,6 @@ def read_mask(path: Path, name: str, max_pixels: int | None = None) -> RawMask:
     A colour image whose channels are equal everywhere counts as grey. An image with one bit per pixel also counts as
     grey, with the values 0 and 1. Transparency is ignored, unless all pixels have the same colour; in this case, the
     values of the mask are the values of the alpha channel.
-
-    Raises:
-        UnreadableImage: The file is not an image, is damaged, holds floats, or has too many pixels.
     """
     if is_npy(path):
         return _read_array(path, name, max_pixels)
@@ -158,12 +141,7 @@ def _is_lossless_webp(path: Path) -> bool:
 
 
 def pack_colours(rgb: NDArray) -> NDArray[np.int32]:
-    """Pack (..., 3) colours into the numbers 65536 R + 256 G + B.
-
-    Example:
-        >>> pack_colours(np.array([[0, 0, 255], [128, 0, 0]])).tolist()
-        [255, 8388608]
-    """
+    """Pack (..., 3) colours into the numbers 65536 R + 256 G + B."""
     red, green, blue = np.moveaxis(np.asarray(rgb), -1, 0)
     return (red.astype(np.int32) << 16) | (green.astype(np.int32) << 8) | blue.astype(np.int32)
 
@@ -175,30 +153,17 @@ def unpack_colour(number: int) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class FileStatistics:
-    """Statistics of the values in one mask file.
-
-    Attributes:
-        name: Name of the file, for messages.
-        pixel_counts: Number of pixels with each value, by value (grey level, palette index, or packed colour).
-        solid_values: Values that fill at least one block of 2x2 pixels; other values occur only on edges and lines.
-        kind: "grey", "palette" or "colour".
-        bits: Bits per value, as defined by `RawMask.bits`.
-        lossy: Whether the format is lossy.
-        palette: Packed colour of each value; None if the file has no palette.
-        interpolated_pixels: Number of pixels with a value between those of the left and right neighbours, as after
-            interpolation.
-        jumps: Number of pairs of horizontal neighbours whose values differ by 2 or more.
-    """
+    """Statistics of the values in one mask file; `kind`, `bits` and `lossy` are those of `RawMask`."""
 
     name: str
-    pixel_counts: dict[int, int]
-    solid_values: frozenset[int]
+    pixel_counts: dict[int, int]  # by value (grey level, palette index, or packed colour)
+    solid_values: frozenset[int]  # that fill a block of 2x2 pixels; other values occur only on edges and lines
     kind: str = GREY
     bits: int = 8
     lossy: bool = False
-    palette: dict[int, int] | None = None
-    interpolated_pixels: int = 0
-    jumps: int = 0
+    palette: dict[int, int] | None = None  # packed colour of each value
+    interpolated_pixels: int = 0  # pixels with a value between those of the left and right neighbours
+    jumps: int = 0  # pairs of horizontal neighbours whose values differ by 2 or more
 
     @cached_property
     def values(self) -> frozenset[int]:

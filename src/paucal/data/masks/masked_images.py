@@ -38,52 +38,36 @@ SMALL_COVER, LARGE_COVER = 0.35, 0.65
 MIN_GROUP_FRACTION = 0.25  # minimum fraction of the masks with small cover, and of those with large cover
 
 
+@dataclass(frozen=True)
 class MaskStore:
-    """Store of masks, which reads the class number of each pixel of an image, given the position of the image.
+    """The masks of N images, which are read by the position of the image."""
 
-    Args:
-        files: Mask files of each image; several masks of an image are joined.
-        sizes: (N, 2) heights and widths of the upright images.
-        coding: Coding of the mask files.
-        class_numbers: Number of the class that each mask file of each image marks; None if the values in the files give
-            the classes.
-        decoded_masks: Decoded masks by the position of the image; None to decode mask files on each access.
-    """
-
-    def __init__(
-        self,
-        files: Sequence[tuple[Path, ...]],
-        sizes: NDArray[np.int64],
-        coding: MaskCoding,
-        class_numbers: Sequence[tuple[int, ...]] | None = None,
-        decoded_masks: dict[int, NDArray[np.uint8]] | None = None,
-    ) -> None:
-        self._files, self._sizes, self._coding = files, sizes, coding
-        self._class_numbers, self._decoded_masks = class_numbers, decoded_masks
+    files: Sequence[tuple[Path, ...]]  # mask files of each image; several masks of an image are joined
+    sizes: NDArray[np.int64]  # (N, 2) heights and widths of the upright images
+    coding: MaskCoding  # of the mask files
+    # Number of the class that each mask file of each image marks; None if the values in the files give the classes.
+    class_numbers: Sequence[tuple[int, ...]] | None = None
+    decoded_masks: dict[int, NDArray[np.uint8]] | None = None  # by position; None to decode files on each access
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self.files)
 
     def read(self, index: int) -> NDArray[np.uint8]:
         """Return the (H, W) class numbers of an image; `IGNORED` for unlabelled pixels."""
-        return self.read_files(index)[0] if self._decoded_masks is None else self._decoded_masks[index]
+        return self.read_files(index)[0] if self.decoded_masks is None else self.decoded_masks[index]
 
     def read_files(self, index: int) -> tuple[NDArray[np.uint8], bool]:
         """Read the masks of an image; return the (H, W) class numbers, and whether masks of two classes overlap."""
-        masks = [self._read_file(file, index) for file in self._files[index]]
-        if self._class_numbers is None:
+        masks = [self._read_file(file, index) for file in self.files[index]]
+        if self.class_numbers is None:
             return join_binary_masks(masks), False
-        return join_class_masks(masks, self._class_numbers[index])
-
-    def with_decoded_masks(self, decoded_masks: dict[int, NDArray[np.uint8]]) -> "MaskStore":
-        """Return a store of the same files that uses decoded masks, by the position of the image."""
-        return MaskStore(self._files, self._sizes, self._coding, self._class_numbers, decoded_masks)
+        return join_class_masks(masks, self.class_numbers[index])
 
     def _read_file(self, file: Path, index: int) -> NDArray[np.uint8]:
-        height, width = map(int, self._sizes[index])
+        height, width = map(int, self.sizes[index])
         raw = read_mask(file, file.name, MAX_SIZE_RATIO * height * width)
         check_mask_size(raw.shape, (height, width), file.name)  # raises a UserError if the size is wrong
-        mask = self._coding.encode(raw.convert_values(self._coding.kind == "colour", file.name), file.name)
+        mask = self.coding.encode(raw.convert_values(self.coding.kind == "colour", file.name), file.name)
         if mask.shape == (height, width):
             return mask
         return np.asarray(Image.fromarray(mask).resize((width, height), Image.Resampling.NEAREST))
@@ -91,22 +75,13 @@ class MaskStore:
 
 @dataclass(frozen=True)
 class MaskedImages:
-    """Images with their masks and classes.
+    """N images with their masks and K classes."""
 
-    Attributes:
-        images: N images; `images.multi_hot` marks the classes that occur in each image.
-        masks: Store of the masks, as class numbers.
-        coding: Coding of the masks; if each class has its own mask files, the coding of the joined masks, whose values
-            are class numbers.
-        class_pixel_counts: (N, K) int64 number of pixels of each class in each image.
-        findings: Descriptions of possible mistakes in the masks.
-    """
-
-    images: ImageSet
+    images: ImageSet  # `multi_hot` marks the classes that occur in each image
     masks: MaskStore
-    coding: MaskCoding
-    class_pixel_counts: NDArray[np.int64]
-    findings: tuple[Finding, ...] = ()
+    coding: MaskCoding  # of the masks; if each class has its own mask files, of the joined masks of class numbers
+    class_pixel_counts: NDArray[np.int64]  # (N, K)
+    findings: tuple[Finding, ...] = ()  # possible mistakes in the masks
 
     def describe_findings(self) -> list[str]:
         """Return the findings as sentences."""
@@ -131,18 +106,9 @@ def read_masks(
 ) -> MaskedImages:
     """Read every mask twice: first to choose the coding, then to count the pixels of each class.
 
-    Args:
-        images: Images of `pairs` in any order; not all images of `pairs` need to be included.
-        pairs: Images and masks.
-        requested_kind: `MaskCoding.kind` that the user set; None to infer the kind from the values.
-        ignore: Grey value (one number) or colour (red, green and blue) that means "not labelled".
-        named_classes: Classes from the file of --classes; None without --classes.
-        report_progress: Function called with (images done, total), where the total counts each image twice.
-        coding: Coding that a run or model expects; None to choose the coding from the values.
-
-    Raises:
-        UserError: A mask cannot be read, has another size or aspect ratio than its image, or has values that are not
-            classes; or the masks have different codings.
+    `images` are images of `pairs` in any order. `requested_kind` (`MaskCoding.kind`), `ignore` (the grey value, or red,
+    green and blue, that means "not labelled") and `named_classes` (from --classes) are None if the user did not give
+    them, and `coding` is that of a run or model, if any. `report_progress` counts each image twice.
     """
     pairs_by_key = {pair.key: pair for pair in pairs.pairs}
     files, total = [pairs_by_key[key].masks for key in images.keys], len(images)
@@ -156,8 +122,13 @@ def read_masks(
     else:
         mask_classes = classes_from_values(uncoded_masks)
     coding, named_classes, mask_notes = mask_classes.coding, mask_classes.named_classes, mask_classes.notes
-    if mask_classes.class_numbers is None:
-        _require_joinable(files, coding)
+    several_masks = next((paths for paths in files if len(paths) > 1), None)
+    if mask_classes.class_numbers is None and several_masks and (coding.count != 2 or coding.values[0] != 0):
+        raise UserError(
+            f"{several_masks[0].name} and {several_masks[1].name} are masks of one image, but the masks have "
+            f"{coding.count} classes ({coding.describe()}), and only masks of two classes can be joined: give one mask "
+            "for each image."
+        )
     store = MaskStore(files, sizes, mask_classes.file_coding, mask_classes.class_numbers)
     masks, pixels, overlaps = _decode_masks(
         store, sizes, coding.count, lambda done: report_progress(total + done, 2 * total)
@@ -186,10 +157,7 @@ def read_masks(
 
 
 def _orientation(path: Path, size: Sequence[int]) -> Orientation:
-    """Return the EXIF orientation of an image whose upright (height, width) is `size`.
-
-    The orientation of files without EXIF data, such as NumPy arrays, is 1 (upright).
-    """
+    """Return the EXIF orientation of an image whose upright (height, width) is `size`; 1 for NumPy arrays."""
     upright = (size[0], size[1])
     try:
         return replace(read_orientation(path, path.name), upright_size=upright)
@@ -202,9 +170,8 @@ def _measure_files(
 ) -> tuple[MaskStatistics, list[str], list[int]]:
     """Count the values in all masks, and check their sizes.
 
-    Returns:
-        The statistics of the files; the names of the masks that are smaller than their images; and the positions of the
-        images whose size does not show whether the mask was drawn before or after the EXIF rotation.
+    Also return the names of the masks that are smaller than their images, and the positions of the images whose size
+    does not show whether the mask was drawn before or after the EXIF rotation.
     """
     stats: list[FileStatistics] = []
     smaller: list[str] = []
@@ -234,16 +201,9 @@ def check_mask_size(
     name: str,
     stored_size: tuple[int, int] | None = None,
 ) -> bool:
-    """Return whether a mask is smaller than its image; raise a UserError if the mask does not match the image.
+    """Return whether a mask is smaller than its upright image; refuse larger masks, and other aspect ratios.
 
-    Args:
-        mask_size: (height, width) of the mask.
-        image_size: (height, width) of the upright image.
-        name: Name of the mask file, for messages.
-        stored_size: (height, width) of the image before its EXIF rotation; None if equal to `image_size`.
-
-    Raises:
-        UserError: The mask is larger than the image, or has a different aspect ratio.
+    `stored_size` is the size of the image before its EXIF rotation; None if equal to `image_size`.
     """
     if tuple(mask_size) == tuple(image_size):
         return False
@@ -265,15 +225,6 @@ def check_mask_size(
     )
 
 
-def _require_joinable(files: Sequence[tuple[Path, ...]], coding: MaskCoding) -> None:
-    paths = next((paths for paths in files if len(paths) > 1), None)
-    if paths and (coding.count != 2 or coding.values[0] != 0):
-        raise UserError(
-            f"{paths[0].name} and {paths[1].name} are masks of one image, but the masks have {coding.count} classes "
-            f"({coding.describe()}), and only masks of two classes can be joined: give one mask for each image."
-        )
-
-
 def join_binary_masks(masks: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     """Join (H, W) masks of two classes: 1 where any mask is 1, else `IGNORED` where any mask is `IGNORED`, else 0."""
     if len(masks) == 1:
@@ -286,14 +237,9 @@ def join_binary_masks(masks: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
 def join_class_masks(
     masks: Sequence[NDArray[np.uint8]], class_numbers: Sequence[int]
 ) -> tuple[NDArray[np.uint8], bool]:
-    """Join masks of one class each; if several masks mark a pixel, the highest class number is used.
+    """Join (H, W) masks that each have 1 for one class; return class numbers, and whether several masks mark a pixel.
 
-    Args:
-        masks: (H, W) masks with 1 for the class, 0 for background and `IGNORED` for unlabelled pixels.
-        class_numbers: Number of the class that each mask marks.
-
-    Returns:
-        The (H, W) class numbers, and whether several masks mark the same pixel.
+    The highest class number is used for such a pixel.
     """
     stacked = np.stack(masks)
     mask = np.where((stacked == IGNORED).any(0), IGNORED, 0).astype(np.uint8)
@@ -307,9 +253,8 @@ def _decode_masks(
 ) -> tuple[MaskStore, NDArray[np.int64], list[int]]:
     """Decode all masks, and keep them in memory if they fit.
 
-    Returns:
-        The store of the masks, the (N, K) number of pixels of each class in each image, and the positions of images in
-        which masks of several classes overlap.
+    Also return the (N, K) number of pixels of each class in each image, and the positions of images in which masks of
+    several classes overlap.
     """
     fits = int(sizes.prod(1).sum()) <= MAX_MEMORY_FRACTION * read_available_memory()
     pixels, decoded_masks, overlaps = np.zeros((len(store), n_classes), dtype=np.int64), {}, []
@@ -320,7 +265,7 @@ def _decode_masks(
         if fits:
             decoded_masks[index] = mask
         report(index + 1)
-    return store.with_decoded_masks(decoded_masks) if fits else store, pixels, overlaps
+    return replace(store, decoded_masks=decoded_masks) if fits else store, pixels, overlaps
 
 
 def _class_names(coding: MaskCoding) -> tuple[str, ...]:
@@ -379,13 +324,10 @@ def find_interpolated_masks(stats: MaskStatistics, coding: MaskCoding) -> list[F
 
 
 def find_inverted_masks(pixels: NDArray[np.int64]) -> list[Finding]:
-    """Return a `Finding` if some masks of two classes seem to be inverted.
+    """Return a `Finding` if some masks of two classes seem to be inverted, given the (N, K) pixels of each class.
 
     Masks seem inverted if the second class covers a small fraction of some images and a large fraction of all other
     images, and the mean fractions of these two groups sum to about 1.
-
-    Args:
-        pixels: (N, K) number of pixels of each class in each mask.
     """
     labelled = pixels.sum(1)
     with_both_classes = np.flatnonzero((pixels > 0).all(1)) if pixels.shape[1] == 2 else np.zeros(0, dtype=np.int64)

@@ -1,10 +1,13 @@
-"""Matching of masks to images by the names of files and folders alone."""
+"""Matching of masks to images by the names of files and folders alone, also if each class has its own mask files."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 
 from paucal.data.masks.naming import (
+    MASK_WORDS,
     MaskName,
     image_bases,
     is_decoy_folder,
@@ -23,50 +26,35 @@ from paucal.wording import counted, join_first_few, left_out_notes
 
 MAX_NAMES_SHOWN = 5  # maximum number of class names in a message
 FOLDER = "folder"  # `MaskName.kind` of masks in a folder that belongs to one image
+# If each class has its own mask files: maximum number of classes, and minimum number of images with a mask of a class.
+MAX_CLASS_NAMES, MIN_CLASS_IMAGES = 64, 2
+_SEPARATORS = re.compile(r"[\s_.,+~-]+")
 Folders = tuple[str, ...]
 ImageAndName = tuple["NormalisedFile", MaskName]  # the image of a mask, and the parsed name of the mask
+ImageAndClass = tuple[str, str]  # key of an image, name of a class
 
 
 @dataclass(frozen=True)
 class NormalisedFile:
-    """An image or mask file, with its name and folders in normalised form, so that files can be compared.
+    """An image or mask file, with its name and folders in normalised form, so that files can be compared."""
 
-    Attributes:
-        key: Path relative to the searched folder, with forward slashes.
-        folders: Names of the folders in `key`, in folded form (`naming.fold_name`), without folders named after images
-            or masks.
-        stem: File name without suffix, in Unicode's form NFC.
-        part: "train", "val" or "test", if a folder is named after a split; else "".
-    """
-
-    key: str
-    folders: Folders
-    stem: str
-    part: str = ""
+    key: str  # path relative to the searched folder, with forward slashes
+    folders: Folders  # folded names of the folders in `key`, without folders named after images or masks
+    stem: str  # file name without suffix, in Unicode's form NFC
+    part: str = ""  # "train", "val" or "test", if a folder is named after a split
 
 
 @dataclass(frozen=True)
 class Matches:
-    """The masks of each image, and the files without a match.
-
-    Attributes:
-        masks: Keys of the masks of each image, by the key of the image.
-        unmatched_images: Keys of images without a mask.
-        unmatched_masks: Keys of masks without an image.
-        decoys: Keys of files that are named like masks of another kind, such as coloured masks for display and instance
-            masks.
-    """
+    """Keys of the masks of each image by the key of the image, and keys of files without a match."""
 
     masks: dict[str, list[str]] = field(default_factory=dict)
     unmatched_images: list[str] = field(default_factory=list)
     unmatched_masks: list[str] = field(default_factory=list)
-    decoys: list[str] = field(default_factory=list)
+    decoys: list[str] = field(default_factory=list)  # files named like coloured masks for display, or instance masks
 
     def describe(self, by_class: bool = False) -> list[str]:
-        """Return sentences for the user on files that are left out, and on images with several masks.
-
-        Images with several masks are not mentioned if each class has its own mask files (`by_class`).
-        """
+        """Return notes on files that are left out and, unless each class has its own files, on joined masks."""
         notes = [
             *describe_left_out(self.unmatched_images, "image without a mask", "images without masks"),
             *describe_left_out(self.unmatched_masks, "mask without an image", "masks without images"),
@@ -81,19 +69,12 @@ class Matches:
 
 
 def match_masks_by_name(images: Sequence[NormalisedFile], masks: Sequence[NormalisedFile]) -> Matches:
-    """Find the masks of each image by file names and folder names.
-
-    Raises:
-        UserError: A mask may belong to several images, or an image has several masks that are not numbered.
-    """
+    """Find the masks of each image by file names and folder names."""
     return _Matching(images, masks).run()
 
 
 class _Matching:
-    """A search that applies naming rules from the most to the least certain.
-
-    Later rules take into account which images already have masks.
-    """
+    """A search that applies naming rules from the most to the least certain, and notes which images have masks."""
 
     def __init__(self, images: Sequence[NormalisedFile], masks: Sequence[NormalisedFile]) -> None:
         self._images, self._masks = images, masks
@@ -128,7 +109,7 @@ class _Matching:
         return remaining
 
     def _find_exact(self, mask: NormalisedFile) -> ImageAndName | None:
-        image = self._index.find_exact(mask.folders, mask.stem, mask)
+        image = self._index.find(mask.folders, mask.stem, mask)
         return image and (image, MaskName(mask.stem))
 
     def _find_without_words(self, mask: NormalisedFile) -> ImageAndName | None:
@@ -140,11 +121,7 @@ class _Matching:
         return self._find_first(mask, [*parse_mask_name(mask.stem), MaskName(mask.stem)])
 
     def _find_numbered(self, mask: NormalisedFile) -> ImageAndName | None:
-        """Find the image `a`, or an image `a_1` without a mask, for the mask `a_mask_1`.
-
-        Raises:
-            UserError: Both images exist.
-        """
+        """Find the image `a`, or an image `a_1` without a mask, for the mask `a_mask_1`; refuse both."""
         matches = [self._find_first(mask, [name]) for name in parse_numbered_name(mask.stem)]
         candidates = [pair for pair in matches if pair and (pair[1].number or pair[0].key not in self._assigned)]
         if len({image.key for image, _ in candidates}) > 1:
@@ -166,8 +143,8 @@ class _Matching:
         """
         if not mask.folders or mask.folders[-1] in PART_BY_WORD or self._is_decoy(mask):
             return None
-        image = self._index.find_only_image(mask.folders)
-        image = image or self._index.find_exact(mask.folders[:-1], mask.folders[-1], mask)
+        images = self._index.by_folder.get(mask.folders, [])
+        image = images[0] if len(images) == 1 else self._index.find(mask.folders[:-1], mask.folders[-1], mask)
         if image is None or any(not name.number for _, name in self._assigned.get(image.key, ())):
             return None
         return image, MaskName(image.stem, FOLDER, fold_name(mask.stem))
@@ -195,9 +172,9 @@ class _Matching:
         """Return the image and the parsed name, for the first of a mask's parsed names to which an image belongs."""
         for name in names:
             for base in dict.fromkeys((name.base, without_suffix(name.base))):
-                exact = self._index.find_exact(mask.folders, base, mask)
-                if image := exact or self._index.find_stripped(mask.folders, base, mask):
-                    return image, name
+                for is_stripped in (False, True):
+                    if image := self._index.find(mask.folders, base, mask, is_stripped):
+                        return image, name
         return None
 
     def _is_decoy(self, mask: NormalisedFile) -> bool:
@@ -206,8 +183,8 @@ class _Matching:
     def _refuse_second_mask(self, mask: NormalisedFile) -> None:
         """Raise a UserError if an unmatched mask's name begins with the name of an image that has another mask."""
         for base in shorter_names(mask.stem):
-            image = self._index.find_exact(mask.folders, base, mask)
-            image = image or self._index_without_folders.find_unique((), base)
+            image = self._index.find(mask.folders, base, mask)
+            image = image or self._index_without_folders.find_unique(base)
             if image is not None and image.key in self._assigned:
                 first = self._assigned[image.key][0][0]
                 raise UserError(
@@ -238,10 +215,7 @@ class _Matching:
                 )
 
     def _refuse_files_named_after_classes(self) -> None:
-        """Raise a UserError if masks in a folder for one image seem to be named after classes.
-
-        For example, the classes of `7/masks/liver.png` and `7/masks/spleen.png` would otherwise be joined.
-        """
+        """Refuse masks of one image that seem to be named after classes, such as `7/liver.png` and `7/spleen.png`."""
         images_by_name: dict[str, set[str]] = defaultdict(set)
         for key, masks_and_names in self._assigned.items():
             for mask, parsed in masks_and_names:
@@ -256,10 +230,7 @@ class _Matching:
             )
 
     def _select_masks(self, image: NormalisedFile, decoys: list[NormalisedFile]) -> list[str]:
-        """Return the sorted keys of an image's masks, except masks that repeat another mask in a second coding.
-
-        Those other masks are added to `decoys`.
-        """
+        """Return the sorted keys of an image's masks; masks that repeat another in a second coding become `decoys`."""
         pairs = self._assigned[image.key]
         kinds = {name.kind for _, name in pairs}
         if len(kinds) > 1 and all(kind.endswith("ids") for kind in kinds):  # Cityscapes' labelIds and labelTrainIds
@@ -281,40 +252,28 @@ class _Index:
     def __init__(self, images: Iterable[tuple[Folders, NormalisedFile]]) -> None:
         self._by_name: dict[tuple[Folders, str], list[NormalisedFile]] = defaultdict(list)
         self._by_stripped_name: dict[tuple[Folders, str], list[NormalisedFile]] = defaultdict(list)
-        self._by_folder: dict[Folders, list[NormalisedFile]] = defaultdict(list)
+        self.by_folder: dict[Folders, list[NormalisedFile]] = defaultdict(list)
         for folders, image in images:
-            self._by_folder[folders].append(image)
+            self.by_folder[folders].append(image)
             self._by_name[folders, fold_name(image.stem)].append(image)
             for base in image_bases(image.stem):
                 self._by_stripped_name[folders, fold_name(base)].append(image)
 
-    def find_exact(self, folders: Folders, stem: str, mask: NormalisedFile) -> NormalisedFile | None:
-        """Return the image in `folders` with the name `stem`, or None.
+    def find_unique(self, stem: str) -> NormalisedFile | None:
+        """Return the only image with a name, with or without words such as "image", in an index without folders."""
+        key = ((), fold_name(stem))
+        images = self._by_name.get(key) or self._by_stripped_name.get(key, [])
+        return images[0] if len(images) == 1 else None
+
+    def find(
+        self, folders: Folders, stem: str, mask: NormalisedFile, is_stripped: bool = False
+    ) -> NormalisedFile | None:
+        """Return the image in `folders` with the name `stem` or, if `is_stripped`, without words such as "image".
 
         If the names of several images differ only in case, the image with the same case as `stem` is returned. `mask`
         is the mask to name in the error message if there are several images.
         """
-        return self._single_image(self._by_name.get((folders, fold_name(stem)), []), stem, mask)
-
-    def find_stripped(self, folders: Folders, base: str, mask: NormalisedFile) -> NormalisedFile | None:
-        """Return the image whose name without words such as "image" is `base`; see `find_exact`."""
-        return self._single_image(self._by_stripped_name.get((folders, fold_name(base)), []), base, mask)
-
-    def find_unique(self, folders: Folders, stem: str) -> NormalisedFile | None:
-        """Return the only image with a name, with or without words such as "image".
-
-        The result is None if no image or several images have the name.
-        """
-        key = (folders, fold_name(stem))
-        images = self._by_name.get(key, []) or self._by_stripped_name.get(key, [])
-        return images[0] if len(images) == 1 else None
-
-    def find_only_image(self, folders: Folders) -> NormalisedFile | None:
-        """Return the image of a folder that contains exactly one image, else None."""
-        images = self._by_folder.get(folders, [])
-        return images[0] if len(images) == 1 else None
-
-    def _single_image(self, images: Sequence[NormalisedFile], stem: str, mask: NormalisedFile) -> NormalisedFile | None:
+        images = (self._by_stripped_name if is_stripped else self._by_name).get((folders, fold_name(stem)), [])
         if len(images) > 1:
             images = [image for image in images if image.stem == stem] or images
         if len(images) > 1:
@@ -323,6 +282,97 @@ class _Index:
                 f"{mask.key!r} are matched to images by name: rename one of the images and its mask."
             )
         return images[0] if images else None
+
+
+def match_masks_by_class(
+    images: Sequence[NormalisedFile], masks: Sequence[NormalisedFile]
+) -> tuple[Matches, dict[str, str]] | None:
+    """Match masks to images in a set with mask files for each class, and return the class of each mask by its key.
+
+    The class may be the name of a folder above the masks (`masks/cat/1.png`), the end of the file name (`1_cat.png`),
+    or the file name in a folder for each image (`1/cat.png`), in the same way for all masks. The result is None if
+    masks are not named after classes.
+    """
+    for match in (_match_by_folder, _match_by_ending, _match_by_name):
+        matched_masks = match(images, masks)
+        if matched_masks is None or not _are_plausible_classes(matched_masks.values()):
+            continue
+        masks_by_image: dict[str, list[str]] = defaultdict(list)
+        for key, (image, _) in sorted(matched_masks.items(), key=lambda item: item[1][1]):
+            masks_by_image[image].append(key)
+        unmatched_images = [image.key for image in images if image.key not in masks_by_image]
+        return Matches(dict(masks_by_image), unmatched_images), {key: name for key, (_, name) in matched_masks.items()}
+    return None
+
+
+def _are_plausible_classes(pairs: Iterable[ImageAndClass]) -> bool:
+    """Return whether the names in (image, name) pairs may be classes: 2 to 64 names, each once in several images."""
+    images_by_name: dict[str, list[str]] = defaultdict(list)
+    for image, name in pairs:
+        images_by_name[name].append(image)
+    has_similar_names = len({fold_name(name) for name in images_by_name}) < len(images_by_name)
+    decoys = [name for name in images_by_name if is_decoy_folder(name) or is_decoy_name(name) or name.isdigit()]
+    is_once_per_image = all(len(set(images)) == len(images) >= MIN_CLASS_IMAGES for images in images_by_name.values())
+    return 2 <= len(images_by_name) <= MAX_CLASS_NAMES and is_once_per_image and not has_similar_names and not decoys
+
+
+def _keys_by_name(images: Sequence[NormalisedFile]) -> dict[tuple[Folders, str], str]:
+    return {(image.folders, fold_name(image.stem)): image.key for image in images}
+
+
+def _match_by_folder(
+    images: Sequence[NormalisedFile], masks: Sequence[NormalisedFile]
+) -> dict[str, ImageAndClass] | None:
+    image_keys = _keys_by_name(images)
+    matches_by_mask: dict[str, ImageAndClass] = {}
+    for mask in masks:
+        folder_splits = [(mask.folders[:n] + mask.folders[n + 1 :], mask.folders[n]) for n in range(len(mask.folders))]
+        matches = [(image_keys.get((folders, fold_name(mask.stem))), name) for folders, name in folder_splits]
+        matches = [(image, name) for image, name in matches if image is not None]
+        if len(matches) != 1:
+            return None
+        image, name = matches[0]
+        spellings = [part for part in PurePosixPath(mask.key).parts[:-1] if fold_name(part) == name]
+        matches_by_mask[mask.key] = image, [name, *spellings][-1]
+    return matches_by_mask
+
+
+def _match_by_ending(
+    images: Sequence[NormalisedFile], masks: Sequence[NormalisedFile]
+) -> dict[str, ImageAndClass] | None:
+    image_keys = _keys_by_name(images)
+    matches_by_mask: dict[str, ImageAndClass] = {}
+    for mask in masks:
+        splits = [(mask.stem[: gap.start()], mask.stem[gap.end() :]) for gap in _SEPARATORS.finditer(mask.stem)]
+        pairs = ((image_keys.get((mask.folders, fold_name(base))), ending) for base, ending in reversed(splits))
+        image, ending = next((pair for pair in pairs if pair[0]), ("", ""))
+        name = _class_name(ending)
+        if not image or not name:
+            return None
+        matches_by_mask[mask.key] = image, name
+    return matches_by_mask
+
+
+def _match_by_name(
+    images: Sequence[NormalisedFile], masks: Sequence[NormalisedFile]
+) -> dict[str, ImageAndClass] | None:
+    keys_by_folders: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for image in images:
+        for folders in {image.folders, (*image.folders, fold_name(image.stem))}:
+            keys_by_folders[folders].append(image.key)
+    matches_by_mask: dict[str, ImageAndClass] = {}
+    for mask in masks:
+        keys, name = keys_by_folders.get(mask.folders, []), _class_name(mask.stem)
+        if len(keys) != 1 or not mask.folders or not name:
+            return None
+        matches_by_mask[mask.key] = keys[0], name
+    return matches_by_mask
+
+
+def _class_name(text: str) -> str:
+    """Return the class in a file name, or in the end of a file name: the text without words that mean "mask"."""
+    words = filter(None, _SEPARATORS.split(text))
+    return " ".join(word for word in words if not re.fullmatch(MASK_WORDS, word, re.IGNORECASE))
 
 
 def describe_left_out(names: Sequence[str], singular: str, plural: str) -> list[str]:

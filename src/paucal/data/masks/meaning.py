@@ -40,24 +40,13 @@ class UncodedMasks(NamedTuple):
 
 
 class MaskClasses(NamedTuple):
-    """The classes of a set of masks.
+    """The classes of a set of masks; `file_coding` differs from `coding` if each class has its own mask files."""
 
-    Attributes:
-        coding: Coding of the masks; if each class has its own mask files, the coding of the joined masks, whose values
-            are class numbers.
-        file_coding: Coding of the mask files. If each class has its own files, the values are 0 for background, and 1
-            or 255 for the class.
-        named_classes: Class names; None to name each class after its mask value.
-        notes: Sentences for the user.
-        class_numbers: Number of the class that each mask file of each image marks; None if the values in the files give
-            the classes.
-    """
-
-    coding: MaskCoding
-    file_coding: MaskCoding
-    named_classes: NamedClasses | None
+    coding: MaskCoding  # of the joined masks, whose values are then class numbers
+    file_coding: MaskCoding  # of the mask files, with 0 for background, and 1 or 255 for the class
+    named_classes: NamedClasses | None  # None to name each class after its mask value
     notes: list[str]
-    class_numbers: list[tuple[int, ...]] | None = None
+    class_numbers: list[tuple[int, ...]] | None = None  # as in `MaskStore`
 
 
 def classes_from_values(masks: UncodedMasks) -> MaskClasses:
@@ -72,12 +61,7 @@ def classes_from_values(masks: UncodedMasks) -> MaskClasses:
 
 
 def classes_from_files(masks: UncodedMasks, file_classes: Sequence[tuple[str, ...]]) -> MaskClasses:
-    """Return the classes of masks with separate files for each class.
-
-    Args:
-        masks: Masks whose coding is not chosen yet.
-        file_classes: For each image, the class that each of its mask files marks.
-    """
+    """Return the classes of masks with separate files for each class, given the class of each file of each image."""
     names = sorted({name for classes in file_classes for name in classes})
     classes = ("background", *names) if masks.named_classes is None else masks.named_classes.names
     if masks.coding is None and classes[0].lower() != "background":
@@ -125,9 +109,8 @@ def _find_class_tables(pairs: ImageMaskPairs) -> list[Path]:
 
 
 def _folders_above(file: Path, root: Path) -> list[Path]:
-    """Return at most `MAX_PARENTS` folders above a file, the innermost first.
+    """Return at most `MAX_PARENTS` folders above a file, the innermost first, up to the root or out of it.
 
-    The search ends at the root, or at the first folder that is neither the file's own folder nor below the root.
     Folders whose names stand for images, masks or a split do not end the search.
     """
     folders = []
@@ -141,10 +124,7 @@ def _folders_above(file: Path, root: Path) -> list[Path]:
 
 
 def _fits_masks(class_names: NamedClasses, masks: UncodedMasks) -> bool:
-    """Return whether a table of classes has a name for every mask value.
-
-    A table without mask values fits if it has as many names as the coding of the masks has classes.
-    """
+    """Return whether a table of classes has a name for every mask value or, without values, for every class."""
     named_classes = None if class_names.values is None else class_names
     coding = masks.coding or find_coding(masks.stats, None, masks.ignore, named_classes)
     if class_names.values is None:

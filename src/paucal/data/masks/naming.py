@@ -51,15 +51,10 @@ _LAST_WORD = re.compile(rf"(.+?){_GAP}[^\s_.,+~-]+")
 
 @dataclass(frozen=True)
 class FolderRole:
-    """What a folder's name says about the files in the folder: their content and their split.
+    """What a folder's name says about the files in the folder; "" if the name does not tell."""
 
-    Attributes:
-        content: "image", "mask", "other" for labels of another kind, or "" if the name does not tell.
-        part: "train", "val", "test", or "" if the name does not tell.
-    """
-
-    content: str
-    part: str
+    content: str  # "image", "mask", or "other" for labels of another kind
+    part: str  # "train", "val" or "test"
 
 
 @lru_cache(maxsize=1 << 12)
@@ -120,17 +115,11 @@ def _content_of_words(joined_words: str) -> str:
 
 @dataclass(frozen=True)
 class MaskName:
-    """One of several possible parses of a mask's name.
+    """One of several possible parses of a mask's name."""
 
-    Attributes:
-        base: Name of the image that the mask would belong to; "" for the only image in the folder.
-        kind: Words for masks in the name, in folded form, such as "mask" or "labelids"; "" if there are no such words.
-        number: Number of the mask among the masks of the image; "" if the mask is not numbered.
-    """
-
-    base: str
-    kind: str = ""
-    number: str = ""
+    base: str  # name of the image that the mask would belong to; "" for the only image in the folder
+    kind: str = ""  # words for masks in the name, in folded form, such as "mask" or "labelids"
+    number: str = ""  # of the mask among the masks of the image
 
 
 def _patterns_by_strict(begin: str, end: str) -> dict[bool, re.Pattern[str]]:
@@ -150,9 +139,7 @@ _MASK_WORD_AT_BEGINNING = re.compile(rf"({MASK_WORDS})(?:{_GAP}(.+)|(\d.*))", re
 def parse_mask_name(stem: str, strict: bool = False) -> Iterator[MaskName]:
     """Yield the possible parses of the name of a mask without a number, from the longest to the shortest base.
 
-    Args:
-        stem: File name without suffix.
-        strict: False if "l" at the end also counts as a word for masks, as in CamVid's `0001TP_006690_L.png`.
+    Unless `strict`, "l" at the end also counts as a word for masks, as in CamVid's `0001TP_006690_L.png`.
 
     Example:
         >>> [name.base for name in parse_mask_name("a_seg_mask")]
@@ -169,9 +156,7 @@ def parse_mask_name(stem: str, strict: bool = False) -> Iterator[MaskName]:
 
 
 def parse_numbered_name(stem: str, strict: bool = False) -> Iterator[MaskName]:
-    """Yield the possible parses of a mask's name that ends in a word for masks and a number, such as `a_mask_1`.
-
-    In `a_mask_1`, the number may be that of a mask of the image `a`, or belong to the name of the image `a_1`.
+    """Yield the possible parses of a mask's name that ends in a word for masks and a number.
 
     Example:
         >>> [(name.base, name.number) for name in parse_numbered_name("a_mask_1")]

@@ -1,99 +1,74 @@
-"""Pairs of images and masks, found in the folder layouts and naming schemes of published sets."""
+"""Pairs of images and masks, found in the folder layouts and naming schemes of published sets, tables and archives."""
 
-import unicodedata
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 
-import numpy as np
-
-from paucal.data.decode import UnreadableImage
-from paucal.data.images import evenly_spaced
-from paucal.data.masks.by_class import match_masks_by_class
-from paucal.data.masks.mask_files import pack_colours
-from paucal.data.masks.mask_table import is_mask_table, read_mask_table
-from paucal.data.masks.matching import Matches, NormalisedFile, describe_left_out, match_masks_by_name
-from paucal.data.masks.naming import (
-    ends_in_mask_words,
-    folder_role,
-    image_bases,
-    parse_mask_name,
-    parse_numbered_name,
-    without_suffix,
-)
+from paucal.data.decoded.cache_folder import unpacked_archives_folder, usable_disk_bytes
+from paucal.data.masks.matching import Matches, describe_left_out, match_masks_by_class, match_masks_by_name
+from paucal.data.masks.naming import folder_role
 from paucal.data.masks.panoptic import PANOPTIC_NAME, draw_panoptic
 from paucal.data.masks.part_lists import read_part_lists
-from paucal.data.masks.unpacking import unpack
-from paucal.data.sources.archive import is_archive
+from paucal.data.masks.recognition import (
+    ImageAndMaskFiles,
+    files_of_two_folders,
+    find_folders_by_colours,
+    separate_images_and_masks,
+)
+from paucal.data.sources.archive import COMPRESSED_SUFFIXES, ArchiveStore, archive_entries, is_archive, shared_folder
 from paucal.data.sources.folder import find_images
-from paucal.data.sources.locating import fold_name
-from paucal.data.splits.part_names import split_among_words
-from paucal.data.stores import FileStore, Store
+from paucal.data.sources.locating import leads_out, plain_path
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
+from paucal.data.sources.table_columns import (
+    IMAGE_COLUMNS,
+    SPLIT_COLUMNS,
+    first_position,
+    normalise_column_name,
+    refuse_repeated_columns,
+)
+from paucal.data.sources.table_reading import TABLE_SUFFIXES, read_table
+from paucal.data.splits.part_names import PART_BY_WORD
+from paucal.data.stores import FileStore
+from paucal.reading import is_regular
 from paucal.types import NoLabelsError, UserError
-from paucal.wording import counted
+from paucal.wording import counted, left_out_notes
 
-_SAMPLED_PAIRS = 5  # number of pairs of an image and a mask whose colours are counted
-MAX_MASK_COLOURS, MIN_PHOTO_COLOURS = 32, 256  # number of colours in a file: masks have at most 32, photos above 256
-_JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
+MASK_COLUMNS = ("mask", "mask_path", "mask_file", "mask_name", "segmentation", "segmentation_path", "annotation_path")
+# Suffixes of images, masks, lists of splits, lists of classes, and COCO's panoptic JSON files in archives.
+UNPACKED_SUFFIXES = (*IMAGE_SUFFIXES, ".txt", ".csv", ".json")
 
 
 @dataclass(frozen=True)
 class ImageMaskPair:
-    """An image and its masks.
+    """An image and its masks."""
 
-    Attributes:
-        key: Path of the image relative to the root of the images, with forward slashes.
-        masks: Mask files of the image; several masks are joined.
-        part: "train", "val" or "test", as declared by folders or lists; "" if not declared.
-        classes: Class that each mask file marks; empty if the values in the files give the classes.
-    """
-
-    key: str
-    masks: tuple[Path, ...]
-    part: str = ""
-    classes: tuple[str, ...] = ()
+    key: str  # path of the image relative to the root of the images, with forward slashes
+    masks: tuple[Path, ...]  # several masks are joined
+    part: str = ""  # "train", "val" or "test", as declared by folders or lists; "" if not declared
+    classes: tuple[str, ...] = ()  # class that each mask marks; empty if the values in the files give the classes
 
 
 @dataclass(frozen=True)
 class ImageMaskPairs:
-    """All images of a set that have masks.
-
-    Attributes:
-        root: Folder to which the keys are relative.
-        pairs: Images with their masks, sorted by key.
-        notes: Sentences for the user on the declared split and on files that are left out.
-    """
+    """All images of a set that have masks, sorted by their keys, which are relative to `root`."""
 
     root: Path
     pairs: tuple[ImageMaskPair, ...]
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class ImageAndMaskFiles:
-    """The image files and the mask files of a set, separated by their names.
-
-    `others` are keys of labels of another kind, such as files in VOC's `SegmentationObject` and COCO's
-    `panoptic_train2017`.
-    """
-
-    images: tuple[NormalisedFile, ...]
-    masks: tuple[NormalisedFile, ...]
-    others: tuple[str, ...] = ()
+    notes: tuple[str, ...]  # on the declared split and on files that are left out
 
 
 def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None) -> ImageMaskPairs:
-    """Find images and their masks in a folder, or in two folders.
+    """Find images and their masks in the folder `data`, or in the folders `images` and `masks` instead.
 
-    Args:
-        data: Folder with a folder of images and a folder of masks, either at the top (`images/`, `masks/`, perhaps with
-            folders for train, val and test inside) or in the folder of each split (`train/images/`, `train/masks/`, or
-            `train/`, `trainannot/`). The folder may also contain images and masks side by side (`x.jpg`, `x_mask.png`).
-            A zip or tar file of such a folder, or a table with a column of images and a column of masks, is also
-            supported.
-        images: Folder of the images. If `images` and `masks` are given, `data` is not used.
-        masks: Folder of the masks.
+    `data` has a folder of images and a folder of masks, either at the top (`images/`, `masks/`, perhaps with folders
+    for train, val and test inside) or in the folder of each split (`train/images/`, `train/masks/`, or `train/`,
+    `trainannot/`), or images and masks side by side (`x.jpg`, `x_mask.png`). It may also be a zip or tar file of such
+    a folder, or a table with a column of images and a column of masks.
     """
     if (images is None) != (masks is None):
         raise UserError(
@@ -101,12 +76,11 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
         )
     if images is None or masks is None:
         if data.is_file() and is_archive(data):
-            folder, notes = unpack(data)
+            folder, notes = _unpack(data)
             pairs = find_pairs(folder)
             return replace(pairs, notes=(*pairs.notes, *notes))
         if is_mask_table(data):
-            table = read_mask_table(data)
-            return ImageMaskPairs(table.root, tuple(ImageMaskPair(*row) for row in sorted(table.rows)), table.notes)
+            return _read_mask_table(data)
         _require_folder(data, "DATA")
         panoptic, notes = draw_panoptic(data)
         if panoptic:
@@ -129,110 +103,7 @@ def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None
         return _match_and_split(data, data, files, [data])
     for flag, folder in (("--images", images), ("--masks", masks)):
         _require_folder(folder, flag)
-    return _match_and_split(images, masks, _files_of_two_folders(images, masks), [images, images.resolve().parent])
-
-
-def separate_images_and_masks(keys: Sequence[str]) -> ImageAndMaskFiles:
-    """Separate image files from mask files by the names of their folders, or else by file names."""
-    keys_by_content: dict[str, list[str]] = {"image": [], "mask": [], "other": [], "": []}
-    for key in keys:
-        contents = (folder_role(name).content for name in reversed(PurePosixPath(key).parts[:-1]))
-        keys_by_content[next(filter(None, contents), "")].append(key)  # content of the innermost folder that tells it
-    images, masks, others, unknown = (keys_by_content[content] for content in ("image", "mask", "other", ""))
-    if not masks:
-        masks = [key for key in unknown if any(map(ends_in_mask_words, PurePosixPath(key).parts[:-1]))]
-        unknown = sorted(set(unknown) - set(masks))
-    if not masks and not others:
-        return _separate_by_file_names(keys)
-    image_files = tuple(_to_file(key, single_word=not images) for key in images or unknown)
-    return ImageAndMaskFiles(image_files, tuple(map(_to_file, masks)), tuple(others))
-
-
-def _files_of_two_folders(images: Path, masks: Path) -> ImageAndMaskFiles:
-    """Return the images and masks of two folders; the folders may be equal, or one may be inside the other."""
-    if images.resolve() == masks.resolve():
-        return _separate_by_file_names(find_images(images))
-    return ImageAndMaskFiles(_files_except(images, masks), _files_except(masks, images))
-
-
-def _files_except(folder: Path, other: Path) -> tuple[NormalisedFile, ...]:
-    """Return the files of a folder; if `other` is a subfolder, without its files."""
-    keys, inner = find_images(folder), other.resolve()
-    if inner.is_relative_to(folder.resolve()):
-        keys = [key for key in keys if not (folder / key).resolve().is_relative_to(inner)]
-    return tuple(map(_to_file, keys))
-
-
-def _separate_by_file_names(keys: Sequence[str]) -> ImageAndMaskFiles:
-    files = [_to_file(key, all_folders=True) for key in keys]
-    bases = {(file.folders, fold_name(name)): file for file in files for name in (*image_bases(file.stem), file.stem)}
-    masks = []
-    for file in files:
-        names = (*parse_mask_name(file.stem, strict=True), *parse_numbered_name(file.stem, strict=True))
-        image_names = {fold_name(base) for name in names for base in (name.base, without_suffix(name.base))}
-        if any(bases.get((file.folders, base), file) is not file for base in image_names):
-            masks.append(file)
-    mask_keys = {file.key for file in masks or _find_masks_beside_jpegs(files)}
-    images = tuple(_to_file(file.key) for file in files if file.key not in mask_keys)
-    return ImageAndMaskFiles(images, tuple(_to_file(file.key) for file in files if file.key in mask_keys))
-
-
-def _find_masks_beside_jpegs(files: Sequence[NormalisedFile]) -> list[NormalisedFile]:
-    """Return the masks of a set in which `x.png` is the mask of `x.jpg`; an empty list if the set has other files."""
-    pairs: dict[tuple[tuple[str, ...], str], list[NormalisedFile]] = defaultdict(list)
-    for file in files:
-        pairs[file.folders, fold_name(file.stem)].append(file)
-    mask_files = [[file for file in pair if not file.key.lower().endswith(_JPEG)] for pair in pairs.values()]
-    are_pairs = all(len(pair) == 2 and len(masks) == 1 for pair, masks in zip(pairs.values(), mask_files, strict=True))
-    return [masks[0] for masks in mask_files] if are_pairs else []
-
-
-def find_folders_by_colours(keys: Sequence[str], store: Store) -> tuple[str, str] | None:
-    """Return the folder of photographs and the folder of masks, if a set consists of two such folders, else None.
-
-    The folders may have any names. The files of the two folders must have the same names and image sizes. Masks are
-    recognised by their small number of colours.
-    """
-    files_by_folder: dict[str, dict[str, int]] = {}
-    for index, key in enumerate(keys):
-        folder, _, path = key.partition("/")
-        files_by_folder.setdefault(folder, {})[str(PurePosixPath(path).with_suffix("")) if path else ""] = index
-        if len(files_by_folder) > 2:
-            return None
-    folders = list(files_by_folder)
-    if len(folders) != 2 or files_by_folder[folders[0]].keys() != files_by_folder[folders[1]].keys():
-        return None
-    names = sorted(files_by_folder[folders[0]])
-    if 2 * len(names) != len(keys) or "" in names:
-        return None
-    sampled = [names[int(index)] for index in evenly_spaced(len(names), _SAMPLED_PAIRS)]
-    try:
-        images = [[np.asarray(store.read(files_by_folder[folder][name])) for name in sampled] for folder in folders]
-    except UnreadableImage:
-        return None
-    if any(first.shape[:2] != second.shape[:2] for first, second in zip(*images, strict=True)):
-        return None
-    colours = [[len(np.unique(pack_colours(image))) for image in folder_images] for folder_images in images]
-    for photos, masks in ((0, 1), (1, 0)):
-        if min(colours[photos]) > MIN_PHOTO_COLOURS and max(colours[masks]) <= MAX_MASK_COLOURS:
-            return folders[photos], folders[masks]
-    return None
-
-
-def _to_file(key: str, single_word: bool = False, all_folders: bool = False) -> NormalisedFile:
-    """Return the `File` of a key.
-
-    With `single_word`, one word of a folder's name, such as "train", is enough to declare the split. With
-    `all_folders`, `File.folders` includes folders named after images or masks.
-    """
-    path = PurePosixPath(key)
-    roles = [(name, folder_role(name)) for name in path.parts[:-1]]
-    folders = [role.part or ("" if role.content else fold_name(name)) for name, role in roles]
-    part = next((role.part for _, role in roles if role.part), "")
-    if single_word and not part:
-        part = next((word_part for name, _ in roles if (word_part := split_among_words(name))), "")
-    stem = unicodedata.normalize("NFC", path.stem)
-    return NormalisedFile(key, path.parts[:-1] if all_folders else tuple(name for name in folders if name), stem, part)
+    return _match_and_split(images, masks, files_of_two_folders(images, masks), [images, images.resolve().parent])
 
 
 def _match_and_split(root: Path, mask_root: Path, files: ImageAndMaskFiles, bases: Iterable[Path]) -> ImageMaskPairs:
@@ -288,23 +159,22 @@ def _assign_splits(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the split of each image that has masks ("" if not declared), and notes on images that are not listed."""
     folders = {file.key: file.part for file in files.images if file.key in matches.masks}
-    lists = read_part_lists(bases, [file.key for file in files.images])
-    notes = list(lists.notes)
-    if lists.parts:
+    parts, unmatched_lines, notes = read_part_lists(bases, [file.key for file in files.images])
+    if parts:
         for key, part in folders.items():
-            if part and lists.parts.get(key, part) != part:
+            if part and parts.get(key, part) != part:
                 raise UserError(
-                    f"{key!r} is in the folder for {part}, but in the list for {lists.parts[key]}: correct the folder "
-                    "or the list, or remove the lists."
+                    f"{key!r} is in the folder for {part}, but in the list for {parts[key]}: correct the folder or the "
+                    "list, or remove the lists."
                 )
-        unlisted = [key for key in folders if key not in lists.parts]
-        if unlisted and lists.unmatched_lines:
+        unlisted = [key for key in folders if key not in parts]
+        if unlisted and unmatched_lines:
             raise UserError(
-                f"the split lists name {lists.unmatched_lines[0]}, but there is no such image, and the lists "
-                f"omit the image {unlisted[0]!r}: correct or remove the lists."
+                f"the split lists name {unmatched_lines[0]}, but there is no such image, and the lists omit the image "
+                f"{unlisted[0]!r}: correct or remove the lists."
             )
         notes += describe_left_out(unlisted, "image that is in no list", "images that are in no list")
-        return {key: lists.parts[key] for key in folders if key in lists.parts}, notes
+        return {key: parts[key] for key in folders if key in parts}, notes
     without_part = [key for key, part in folders.items() if not part]
     if without_part and len(without_part) < len(folders):
         notes.append(
@@ -320,3 +190,120 @@ def _require_folder(path: Path, flag: str) -> None:
         problem = "is not a folder" if path.exists() else "does not exist"
         error_class = NoLabelsError if path.exists() else UserError  # a file may have labels of another kind
         raise error_class(f"{flag}: {str(path)!r} {problem}; give a folder of image files.")
+
+
+def is_mask_table(file: Path) -> bool:
+    """Return whether a file is a table with a column of images and a column of masks."""
+    if not file.is_file() or file.suffix.lower() not in TABLE_SUFFIXES:
+        return False
+    try:
+        return _column_positions(read_table(file, 1).rows[0].cells) is not None
+    except (UserError, OSError, IndexError):
+        return False
+
+
+def _read_mask_table(file: Path) -> ImageMaskPairs:
+    """Read a table of images and masks; an image may have several masks, one in each row."""
+    header, *rows = read_table(file).rows
+    columns = _column_positions(header.cells)
+    assert columns is not None
+    image_column, mask_column, part_column = columns
+    used_columns = [position for position in columns if position is not None]
+    refuse_repeated_columns(file, list(map(normalise_column_name, header.cells)), used_columns)
+    masks_and_part: dict[str, tuple[list[Path], str]] = {}
+    n_without_mask = n_repeated = 0
+    for row in rows:
+        context = f"line {row.line} of {file}"
+        if len(row.cells) <= max(image_column, mask_column, part_column or 0):
+            raise UserError(
+                f"{context} has {counted(len(row.cells), 'cell')}, but the first line has {len(header.cells)}: "
+                "correct the line."
+            )
+        part = "" if part_column is None else row.cells[part_column].strip().lower()
+        if part and part not in PART_BY_WORD:
+            raise UserError(f"{context} has the split {part[:80]!r}, expected train, val or test: correct the line.")
+        if not row.cells[mask_column].strip():
+            n_without_mask += 1
+            continue
+        image, mask = (_resolve_path(row.cells[column], file, context) for column in (image_column, mask_column))
+        masks, first_part = masks_and_part.setdefault(image, ([], PART_BY_WORD.get(part, "")))
+        if first_part != PART_BY_WORD.get(part, ""):
+            raise UserError(f"{context} puts {image!r} into a second split: put each image into one split.")
+        if Path(mask) in masks:
+            n_repeated += 1
+        else:
+            masks.append(Path(mask))
+    if not masks_and_part:
+        raise UserError(f"{file} contains no masks: fill in the column {header.cells[mask_column]!r}.")
+    root = Path(os.path.commonpath([os.path.dirname(image) for image in masks_and_part]))
+    notes = left_out_notes(n_without_mask, "image without a mask", "images without a mask")
+    notes += left_out_notes(n_repeated, f"repeated row of {file.name}", f"repeated rows of {file.name}")
+    pairs = [
+        ImageMaskPair(Path(image).relative_to(root).as_posix(), tuple(masks), part)
+        for image, (masks, part) in masks_and_part.items()
+    ]
+    return ImageMaskPairs(root, tuple(sorted(pairs, key=lambda pair: pair.key)), tuple(notes))
+
+
+def _column_positions(cells: Sequence[str]) -> tuple[int, int, int | None] | None:
+    """Return the positions of the columns of images, masks and splits (or None); None without images or masks."""
+    column_names = list(map(normalise_column_name, cells))
+    image, mask, part = (first_position(column_names, names) for names in (IMAGE_COLUMNS, MASK_COLUMNS, SPLIT_COLUMNS))
+    return None if image is None or mask is None else (image, mask, part)
+
+
+def _resolve_path(cell: str, file: Path, context: str) -> str:
+    path = plain_path(cell)
+    if leads_out(path) and not (os.path.isabs(path) and ".." not in path.split("/") and "\0" not in path):
+        raise UserError(f"{context} has a path outside of the table's folder ({path[:80]!r}): correct the path.")
+    absolute = os.path.join(os.path.abspath(file.parent), path)
+    if not os.path.isfile(absolute):
+        raise UserError(f"{context} names {path[:80]!r}, but there is no such file: correct the path.")
+    return absolute
+
+
+def _unpack(archive: Path) -> tuple[Path, tuple[str, ...]]:
+    """Unpack an archive into the cache folder, unless it is there; return the folder, and notes on left out files."""
+    if archive.name.lower().endswith(COMPRESSED_SUFFIXES):
+        raise UserError(f"{str(archive)!r} is compressed as a whole: unpack it, and give the folder.")
+    stat = archive.resolve().stat()
+    digest = hashlib.sha256(
+        f"{archive.resolve()} {stat.st_size} {stat.st_mtime_ns} {UNPACKED_SUFFIXES}".encode()
+    ).hexdigest()[:32]
+    folder = unpacked_archives_folder() / digest
+    listed_entries, notes = archive_entries(archive)
+    entries = {entry.name.replace("\\", "/"): entry for entry in listed_entries}
+    entries = {name: entry for name, entry in entries.items() if name.lower().endswith(UNPACKED_SUFFIXES)}
+    base = shared_folder(list(entries), 1)
+    sizes = {folder / name.removeprefix(base): entry.size for name, entry in entries.items()}
+    if _is_complete(folder, sizes):
+        return folder, notes
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    total, free_space = sum(entry.size for entry in entries.values()), usable_disk_bytes(folder.parent)
+    if total > free_space:
+        raise UserError(
+            f"{str(archive)!r} contains {total / 2**30:.3g} GiB of images and masks, but only "
+            f"{free_space / 2**30:.3g} GiB are free in the cache folder: unpack the archive elsewhere, and give the "
+            "folder."
+        )
+    store = ArchiveStore(archive.resolve(), list(entries.values()))
+    with TemporaryDirectory(dir=folder.parent, prefix="unfinished-", ignore_cleanup_errors=True) as target:
+        for index, name in enumerate(entries):
+            path = Path(target, name.removeprefix(base))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(store.source(index))
+        if not _is_complete(folder, sizes):  # if complete, another process has unpacked the archive
+            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # another process may have finished in between
+                os.replace(target, folder)
+    if not _is_complete(folder, sizes):
+        raise UserError(
+            f"{str(archive)!r} cannot be unpacked into {folder}: unpack the archive into another folder yourself, and "
+            "give that folder."
+        )
+    return folder, notes
+
+
+def _is_complete(folder: Path, sizes: Mapping[Path, int]) -> bool:
+    """Return whether all files exist with the expected sizes; some systems delete files that are unused for weeks."""
+    return folder.is_dir() and all(is_regular(file) and file.stat().st_size == size for file, size in sizes.items())

@@ -43,13 +43,10 @@ def find_panoptic(tree: Tree) -> list[str]:
 
 
 def draw_panoptic(root: Path) -> tuple[DrawnMasks, list[str]]:
-    """Draw the masks that panoptic JSON files in a folder describe, unless these masks are in the cache.
+    """Draw the masks that panoptic JSON files in a folder describe, unless the cache has them; return notes with them.
 
     Mask values are positions in the list of categories in the JSON file. The names of the categories are in
     `classes.csv` in the folder above the masks.
-
-    Returns:
-        The masks of each image, and notes for the user. Both lists are empty if there are no panoptic JSON files.
     """
     tree = folder_tree(root)
     files = find_panoptic(tree)

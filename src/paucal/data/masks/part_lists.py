@@ -3,8 +3,8 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from paucal.data.masks.naming import without_suffix
 from paucal.data.sources.folder import is_ignored
@@ -25,19 +25,12 @@ _SUFFIXES = "|".join(re.escape(suffix) for suffix in IMAGE_SUFFIXES)
 _BEFORE_PATH = re.compile(rf"(.+?(?:{_SUFFIXES}))[\s,;]+\S.*", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class ListedParts:
-    """Splits of images, as list files declare them.
+class ListedParts(NamedTuple):
+    """Splits of images, as list files declare them."""
 
-    Attributes:
-        parts: Split ("train", "val" or "test") of each listed image, by the key of the image.
-        unmatched_lines: Lines that match no image, each with the name of the list.
-        notes: Sentences for the user.
-    """
-
-    parts: Mapping[str, str]
-    unmatched_lines: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    parts: Mapping[str, str]  # split ("train", "val" or "test") of each listed image, by the key of the image
+    unmatched_lines: list[str]  # lines that match no image, each with the name of the list
+    notes: list[str]
 
 
 def read_part_lists(bases: Iterable[Path], keys: Sequence[str]) -> ListedParts:
@@ -67,7 +60,7 @@ def read_part_lists(bases: Iterable[Path], keys: Sequence[str]) -> ListedParts:
     if unmatched_lines:
         count = counted(len(unmatched_lines), "line")
         notes.append(f"{count} of the lists without a matching image: {join_first_few(unmatched_lines)}")
-    return ListedParts(parts, tuple(unmatched_lines), tuple(notes))
+    return ListedParts(parts, unmatched_lines, notes)
 
 
 def _find_lists(base: Path) -> tuple[Path, dict[str, Path]]:
@@ -121,10 +114,7 @@ class _ImageIndex:
                 self._keys_by_ending[without_suffix(end)].add(key)
 
     def find(self, entry: str) -> str | None:
-        """Return the key of the image that a list entry names; None if no end of the path matches exactly one image.
-
-        Longer ends of the path are tried before shorter ones.
-        """
+        """Return the key of the only image that the longest possible end of a list entry's path matches, if any."""
         path = fold_name(entry).replace("\\", "/")
         for end in _path_endings(path):
             for name in (end, without_suffix(end)):
@@ -144,8 +134,7 @@ def _join_lists(
 ) -> dict[str, str]:
     """Return the split of each image, in addition to `earlier_parts`.
 
-    Images that are only in a list "trainval" are val images if there is a list "train" but no list "val", and training
-    images otherwise.
+    Images that are only in a list "trainval" are val images if there is a list "train" but no list "val".
     """
     parts: dict[str, str] = dict(earlier_parts)
     for part in ("train", "val", "test"):

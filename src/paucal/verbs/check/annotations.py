@@ -19,9 +19,8 @@ from paucal.data.checking.survey import Survey
 from paucal.data.images import ImageSet
 from paucal.data.label_kinds import describe_labels, report_other_label_kinds
 from paucal.data.masks.coding import read_class_names
-from paucal.data.masks.mask_table import is_mask_table
 from paucal.data.masks.masked_images import MaskedImages, images_of_pairs, read_masks, require_enough_images
-from paucal.data.masks.pairs import ImageMaskPairs, find_pairs
+from paucal.data.masks.pairs import ImageMaskPairs, find_pairs, is_mask_table
 from paucal.data.masks.recognition import find_masks_in_set
 from paucal.data.sources.archive import is_archive
 from paucal.data.sources.folder import find_images
