@@ -10,7 +10,7 @@ import pytest
 
 from paucal.data.boxes.annotations import unpack_run_lengths
 from paucal.tasks.detection.images import open_boxed_images
-from paucal.tasks.detection.masks import mask_of_outline, masks_of_outlines, pack_mask, unpack_mask
+from paucal.tasks.detection.masks import AnnotatedBox, mask_of_outline, masks_of_outlines, pack_mask, unpack_mask
 from paucal.types import UserError
 from tasks.detection.made import change, write_coco, write_voc
 from tasks.detection.outlined import SIZE, drawn, outline, scenes, write_outlined
@@ -94,16 +94,20 @@ def test_outlines__that_cannot_be_meant_are_refused_in_one_sentence(kind: str):
     assert "\n" not in str(refused.value)
 
 
+def annotated(outline: Any, corners: tuple[float, float, float, float], is_crowd: bool = False) -> AnnotatedBox:
+    return AnnotatedBox(corners, "cat", is_crowd, outline, WHERE)
+
+
 def test_masks_of__are_missing_for_an_image_where_a_box_has_no_outline():
     box, tally = (50.0, 30.0, 70.0, 55.0), Counter[str]()
     shape = [outline(*RECTANGLE)]
-    whole = masks_of_outlines([shape, shape], [box, box], [False, False], SIZE, [WHERE] * 2, tally)
+    whole = masks_of_outlines([annotated(shape, box), annotated(shape, box)], SIZE, tally)
     assert whole is not None
     assert len(whole) == 2
     assert tally["bare"] == 0
-    assert masks_of_outlines([shape, []], [box, box], [False, False], SIZE, [WHERE] * 2, tally) is None
+    assert masks_of_outlines([annotated(shape, box), annotated([], box)], SIZE, tally) is None
     assert tally["bare"] == 1
-    crowd = masks_of_outlines([shape, None], [box, box], [False, True], SIZE, [WHERE] * 2, tally)
+    crowd = masks_of_outlines([annotated(shape, box), annotated(None, box, is_crowd=True)], SIZE, tally)
     assert crowd is not None
     assert np.array_equal(unpack_mask(crowd[1]), drawn(*RECTANGLE))
     assert tally["bare"] == 1
@@ -111,7 +115,7 @@ def test_masks_of__are_missing_for_an_image_where_a_box_has_no_outline():
 
 def test_outlines__without_a_pixel_stand_for_their_box():
     tally = Counter[str]()
-    found = masks_of_outlines([[[3.1, 3.1, 3.2, 3.1, 3.2, 3.2]]], [(3.0, 3.0, 4.0, 4.0)], [False], SIZE, [WHERE], tally)
+    found = masks_of_outlines([annotated([[3.1, 3.1, 3.2, 3.1, 3.2, 3.2]], (3.0, 3.0, 4.0, 4.0))], SIZE, tally)
     assert found is not None
     assert np.argwhere(unpack_mask(found[0])).tolist() == [[3, 3]]
     assert tally["pixelless"] == 1
@@ -119,7 +123,7 @@ def test_outlines__without_a_pixel_stand_for_their_box():
 
 def test_outlines__apart_from_their_box_are_refused():
     with pytest.raises(UserError, match="is outside its box"):
-        masks_of_outlines([[outline(*DISC)]], [(60.0, 30.0, 80.0, 50.0)], [False], SIZE, [WHERE], Counter())
+        masks_of_outlines([annotated([outline(*DISC)], (60.0, 30.0, 80.0, 50.0))], SIZE, Counter())
 
 
 def test_sets__have_the_masks_of_their_objects(tmp_path: Path):

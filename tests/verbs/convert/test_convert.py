@@ -27,8 +27,7 @@ from paucal.data.sources.opening import open_images
 from paucal.tasks.detection.images import open_boxed_images
 from paucal.tasks.detection.masks import mask_of_outline, unpack_mask
 from paucal.types import UserError
-from paucal.verbs.convert.content import read_labelled_set, unique_names
-from paucal.verbs.convert.objects import CROWDS, OUTLINES, UNKNOWN_LABELS
+from paucal.verbs.convert.content import CROWDS, OUTLINES, UNKNOWN_LABELS, read_labelled_set, unique_names
 from paucal.verbs.convert.settings import ConvertSettings
 from paucal.verbs.convert.writing import LAYOUTS
 from promises.boxes import LAYOUTS as MAKERS

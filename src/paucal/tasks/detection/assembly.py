@@ -54,17 +54,11 @@ UNSUPPORTED_SETTINGS = ("image_column", "data_root", "download", "channels", "co
 
 @dataclass(frozen=True)
 class DetectionSetup(RunSetup[DetectSettings]):
-    """The checked inputs of a detection run, before anything is written.
-
-    Attributes:
-        images: Images with their boxes.
-        first: Record of the first detector, which is trained on the frozen backbone; None if the run has no first
-            detector or has not trained it yet.
-    """
+    """The checked inputs of a detection run, before anything is written."""
 
     card: DetectorCard
     images: BoxedImages = field(kw_only=True)
-    first: FirstDetectorRecord | None = None
+    first: FirstDetectorRecord | None = None  # the detector trained on the frozen backbone; None if not trained (yet)
 
     def describe(self) -> str:
         """Return one line with the type of the detector, the backbone, the parameters and the image size."""
@@ -158,10 +152,10 @@ def assemble(
 
 
 def _split_images(settings: DetectSettings, boxed: BoxedImages, run: RunFolder | None) -> SplitImages:
-    """Return the images with the split of `run`, or with a new split if `run` is None.
+    """Return the images with the split of `run`, or else with a new split.
 
-    If no validation image has an object, a new split leaves out all validation images, since these could not rank
-    models. With `--empty-images drop`, a new split also leaves out training images without an object.
+    A new split leaves out validation images that could not rank models, since none has an object, and empty training
+    images with `--empty-images drop`.
     """
     if run is not None:
         return SplitImages(boxed.images, stored_split(run, boxed.images))
@@ -220,7 +214,7 @@ def _with_chosen_masks(settings: DetectSettings, boxed: BoxedImages) -> BoxedIma
             f"--copy-paste {settings.copy_paste:g} cuts objects out by their masks, but masks are off or boxes "
             "lack an outline: give each box an outline and remove --masks, or remove --copy-paste."
         )
-    return boxed.without_masks()
+    return replace(boxed, boxes={key: replace(boxes, masks=None) for key, boxes in boxed.boxes.items()})
 
 
 def _decode(

@@ -4,12 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.boxes.annotations import AnnotatedImage, AnnotationSet, Corners
+from paucal.data.boxes.annotations import AnnotatedImage, AnnotationSet
 from paucal.data.boxes.opening import read_boxes
 from paucal.data.boxes.tree import Tree
 from paucal.data.channels.decoding import array_shape
@@ -19,7 +18,7 @@ from paucal.data.images import ImageSet
 from paucal.data.label_kinds import report_other_label_kinds
 from paucal.data.stores import EncodedStore
 from paucal.reading import expand_user_path
-from paucal.tasks.detection.masks import RunLengths, masks_of_outlines
+from paucal.tasks.detection.masks import AnnotatedBox, RunLengths, masks_of_outlines
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, join_first_few
 
@@ -29,21 +28,13 @@ SIZE_TOLERANCE = 1  # in pixels, because some annotation programs count pixels f
 
 @dataclass(frozen=True)
 class Boxes:
-    """The boxes of one image.
+    """The N boxes of one image of `size`."""
 
-    Attributes:
-        corners: (N, 4) float32, left, top, right and bottom in pixels of an image of `size`.
-        labels: (N,) int64, index of each box's class in the classes of the image set.
-        crowd: (N,) bool, True for crowds and difficult objects, which are neither trained on nor counted.
-        size: (height, width) in pixels.
-        masks: Mask of each box in an image of `size`; None if unknown.
-    """
-
-    corners: NDArray[np.float32]
-    labels: NDArray[np.int64]
-    crowd: NDArray[np.bool_]
-    size: tuple[int, int]
-    masks: tuple[RunLengths, ...] | None = None
+    corners: NDArray[np.float32]  # (N, 4), left, top, right and bottom in pixels
+    labels: NDArray[np.int64]  # (N,), index of each box's class in the classes of the image set
+    crowd: NDArray[np.bool_]  # (N,), True for crowds and difficult objects, which are neither trained on nor counted
+    size: tuple[int, int]  # (height, width) in pixels
+    masks: tuple[RunLengths, ...] | None = None  # None if unknown
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -51,19 +42,12 @@ class Boxes:
 
 @dataclass(frozen=True)
 class BoxedImages:
-    """A set of images with their boxes.
+    """A set of images with their boxes."""
 
-    Attributes:
-        images: The images; `multi_hot` has the classes of each image's boxes, so that images can be split by class.
-        boxes: Boxes by image key; an image without objects has empty `Boxes`.
-        category_ids: Category id of each class in the annotation files, for predictions in the same format.
-        without_outline: Number of boxes without an outline, not counting crowds.
-    """
-
-    images: ImageSet
-    boxes: Mapping[str, Boxes]
-    category_ids: tuple[int, ...]
-    without_outline: int = 0
+    images: ImageSet  # `multi_hot` has the classes of each image's boxes, so that images can be split by class
+    boxes: Mapping[str, Boxes]  # by image key
+    category_ids: tuple[int, ...]  # id of each class in the annotation files, for predictions in the same format
+    without_outline: int = 0  # number of boxes without an outline, not counting crowds
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -78,10 +62,6 @@ class BoxedImages:
         """Return the number of boxes of some or all images, not counting crowds and difficult objects."""
         indices = range(len(self.images)) if indices is None else indices
         return sum(int((~self.boxes_of(int(index)).crowd).sum()) for index in indices)
-
-    def without_masks(self) -> "BoxedImages":
-        """Return the images and boxes without the masks."""
-        return replace(self, boxes={key: replace(boxes, masks=None) for key, boxes in self.boxes.items()})
 
 
 def open_boxed_images(location: str | Path, outlines: bool = True) -> BoxedImages:
@@ -124,7 +104,7 @@ def convert_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
             "pixels: multiply x by the width, and y by the height."
         )
     tally: Counter[str] = Counter()
-    clipped_boxes = [_clip_boxes(image, size, tally) for image, size in zip(annotated, sizes, strict=True)]
+    clipped_boxes = [clip_boxes(image, size, tally) for image, size in zip(annotated, sizes, strict=True)]
     used_names = {box.name for image_boxes in clipped_boxes for box in image_boxes if not box.crowd}
     classes = tuple(name for name, _ in sorted(numbers.items(), key=lambda item: item[1]) if name in used_names)
     if not classes:
@@ -163,8 +143,7 @@ def convert_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
 def _true_size(image: AnnotatedImage, store: EncodedStore, index: int, ambiguous: list[str]) -> tuple[int, int]:
     """Return the (height, width) of an image file; refuse a file whose size differs from the annotated size.
 
-    If it is unknown whether the boxes were drawn before or after an EXIF rotation, the image's key is added to
-    `ambiguous`.
+    `ambiguous` collects keys of images whose boxes may have been drawn before or after an EXIF rotation.
     """
     shape, is_turned = array_shape(store.source(index), image.key), False
     if shape is not None:
@@ -188,20 +167,10 @@ def _true_size(image: AnnotatedImage, store: EncodedStore, index: int, ambiguous
     raise UserError(f"{problem}: give the image on which its boxes were drawn.")
 
 
-class _Box(NamedTuple):
-    """A box clipped to its image; error messages about its outline begin with `error_prefix`."""
-
-    corners: Corners
-    name: str
-    crowd: bool
-    outline: Any
-    error_prefix: str
-
-
-def _clip_boxes(image: AnnotatedImage, size: tuple[int, int], tally: Counter[str]) -> list[_Box]:
+def clip_boxes(image: AnnotatedImage, size: tuple[int, int], tally: Counter[str]) -> list[AnnotatedBox]:
     """Return the boxes of an image, clipped to the image; `tally` counts dropped, clipped and crowd boxes."""
     height, width = size
-    clipped_boxes: list[_Box] = []
+    clipped_boxes: list[AnnotatedBox] = []
     outlines = image.outlines or [None] * len(image.boxes)
     for box, name, crowd, outline in zip(image.boxes, image.names, image.crowd, outlines, strict=True):
         left, top, right, bottom = box
@@ -224,20 +193,20 @@ def _clip_boxes(image: AnnotatedImage, size: tuple[int, int], tally: Counter[str
         tally["cut"] += max(abs(a - b) for a, b in zip(box, clipped_box, strict=True)) > SIZE_TOLERANCE
         tally["crowd"] += crowd
         tally[f"marked as {image.crowd_word}: neither trained on nor counted"] += crowd
-        clipped_boxes.append(_Box(clipped_box, name, crowd, outline, f"{subject} an outline of {name!r}"))
+        clipped_boxes.append(AnnotatedBox(clipped_box, name, crowd, outline, f"{subject} an outline of {name!r}"))
     return clipped_boxes
 
 
-def _stack_boxes(boxes: Sequence[_Box], labels: Mapping[str, int], size: tuple[int, int], tally: Counter[str]) -> Boxes:
-    class_boxes = [box for box in boxes if box.name in labels]
-    corners, crowd = [box.corners for box in class_boxes], [box.crowd for box in class_boxes]
-    outlines, error_prefixes = [box.outline for box in class_boxes], [box.error_prefix for box in class_boxes]
+def _stack_boxes(
+    boxes: Sequence[AnnotatedBox], labels: Mapping[str, int], size: tuple[int, int], tally: Counter[str]
+) -> Boxes:
+    boxes = [box for box in boxes if box.name in labels]
     return Boxes(
-        np.asarray(corners, dtype=np.float32).reshape(-1, 4),
-        np.asarray([labels[box.name] for box in class_boxes], dtype=np.int64),
-        np.asarray(crowd, dtype=np.bool_),
+        np.asarray([box.corners for box in boxes], dtype=np.float32).reshape(-1, 4),
+        np.asarray([labels[box.name] for box in boxes], dtype=np.int64),
+        np.asarray([box.crowd for box in boxes], dtype=np.bool_),
         size,
-        masks_of_outlines(outlines, corners, crowd, size, error_prefixes, tally),
+        masks_of_outlines(boxes, size, tally),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -34,6 +34,16 @@ class RunLengths(TypedDict):
 
     size: list[int]
     counts: bytes
+
+
+class AnnotatedBox(NamedTuple):
+    """A box in pixels, with its outline as the "segmentation" in the annotation file (None or empty if unknown)."""
+
+    corners: Corners
+    name: str
+    crowd: bool
+    outline: Any
+    error_prefix: str  # beginning of error messages, such as "a.json gives 'a.png' an outline of 'cat'"
 
 
 def mask_functions() -> ModuleType:
@@ -91,41 +101,29 @@ def mask_overlaps(
 
 
 def masks_of_outlines(
-    outlines: Sequence[Any],
-    boxes: Sequence[Corners],
-    crowd: Sequence[bool],
-    size: tuple[int, int],
-    where: Sequence[str],
-    tally: Counter[str],
+    boxes: Sequence[AnnotatedBox], size: tuple[int, int], tally: Counter[str]
 ) -> tuple[RunLengths, ...] | None:
     """Return the mask of each box of an image; None if any box has no outline, not counting crowds.
 
-    If a crowd has no outline, or an outline covers no pixel, the whole box is the mask.
-
-    Args:
-        outlines: "segmentation" of each box, as stored in the annotation file.
-        boxes: (left, top, right, bottom) of each box in pixels.
-        crowd: Whether a box covers a crowd of objects.
-        size: (height, width) of the image in pixels.
-        where: Beginning of error messages about each box, such as "a.json gives 'a.png' an outline of 'cat'".
-        tally: Counter that is updated: "bare" counts boxes without an outline, and "pixelless" counts outlines that
-            cover no pixel.
+    If a crowd has no outline, or an outline covers no pixel, the whole box is the mask. Boxes without an outline are
+    counted as "bare", and outlines that cover no pixel as "pixelless".
     """
     masks: list[RunLengths] = []
     n_missing = 0
-    for outline, box, is_crowd, error_prefix in zip(outlines, boxes, crowd, where, strict=True):
-        if outline:
-            mask = mask_of_outline(outline, size, error_prefix)
+    for box in boxes:
+        if box.outline:
+            mask = mask_of_outline(box.outline, size, box.error_prefix)
             if not int(mask_functions().area(mask)):
                 tally["pixelless"] += 1
-                mask = _mask_of_box(box, size)
+                mask = _mask_of_box(box.corners, size)
             else:
                 left, top, width, height = mask_functions().toBbox(mask).tolist()
-                if left >= box[2] or top >= box[3] or left + width <= box[0] or top + height <= box[1]:
-                    raise UserError(f"{error_prefix} that is outside its box: {REMEDY}.")
+                edges = box.corners
+                if left >= edges[2] or top >= edges[3] or left + width <= edges[0] or top + height <= edges[1]:
+                    raise UserError(f"{box.error_prefix} that is outside its box: {REMEDY}.")
             masks.append(mask)
-        elif is_crowd:
-            masks.append(_mask_of_box(box, size))
+        elif box.crowd:
+            masks.append(_mask_of_box(box.corners, size))
         else:
             n_missing += 1
     tally["bare"] += n_missing
@@ -133,16 +131,16 @@ def masks_of_outlines(
 
 
 def mask_of_outline(outline: Any, size: tuple[int, int], where: str) -> RunLengths:
-    """Return the mask of a box's "segmentation".
+    """Return the mask of a box's "segmentation"; `where` is the beginning of error messages.
 
-    Args:
-        outline: Polygons as x, y, x, y, ..., or {"size": [height, width], "counts": ...} with run lengths as a
-            list or as COCO's compressed string.
-        size: (height, width) of the image in pixels.
-        where: Beginning of error messages, such as "a.json gives 'a.png' an outline of 'cat'".
+    The outline consists of polygons as x, y, x, y, ..., or is {"size": [height, width], "counts": ...} with run lengths
+    as a list or as COCO's compressed string.
     """
     if isinstance(outline, dict):
-        return _mask_of_run_lengths(outline, size, where)
+        lengths, counts = _check_run_lengths(outline, size, where), outline["counts"]
+        if isinstance(counts, str):
+            return RunLengths(size=list(size), counts=counts.encode())
+        return mask_functions().frPyObjects({"size": list(size), "counts": lengths.tolist()}, *size)
     functions, polygons = mask_functions(), _check_polygons(outline, size, where)
     return functions.merge(functions.frPyObjects(polygons, *size))
 
@@ -188,13 +186,6 @@ def _check_polygon(values: list[Any], size: tuple[int, int], where: str) -> list
 def _perimeter(polygon: list[float]) -> float:
     points = np.asarray(polygon).reshape(-1, 2)
     return float(np.abs(points - np.roll(points, 1, axis=0)).max(1).sum())
-
-
-def _mask_of_run_lengths(outline: dict[str, Any], size: tuple[int, int], where: str) -> RunLengths:
-    lengths, counts = _check_run_lengths(outline, size, where), outline["counts"]
-    if isinstance(counts, str):
-        return RunLengths(size=list(size), counts=counts.encode())
-    return mask_functions().frPyObjects({"size": list(size), "counts": lengths.tolist()}, *size)
 
 
 def _check_run_lengths(outline: dict[str, Any], size: tuple[int, int], where: str) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""The images and labels (boxes, masks or classes) of a set, in one representation for all layouts."""
+"""The images and labels (boxes, masks or classes) of a set, in one representation for all layouts to write."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,65 +9,53 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.boxes.annotations import AnnotatedImage, Corners
+from paucal.data.boxes.annotations import Corners, box_of_runs, run_lengths_of
 from paucal.data.boxes.opening import read_boxes
 from paucal.data.classes import valid_text
-from paucal.data.images import ImageSet
+from paucal.data.images import UNKNOWN, ImageSet
 from paucal.data.label_kinds import LABEL_KINDS, describe_labels
-from paucal.data.masks.coding import read_class_names
+from paucal.data.masks.coding import IGNORED, read_class_names
 from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.shards.writing import encode_image
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.unreadable import ReportProgress
 from paucal.runner.images import open_undecoded, with_run_decode_options
-from paucal.tasks.detection.images import MIN_BOX_SIDE, convert_annotations
+from paucal.tasks.detection.images import clip_boxes, convert_annotations
+from paucal.tasks.detection.masks import check_outline, mask_of_outline, unpack_mask
 from paucal.types import UserError
 from paucal.verbs.convert.settings import ConvertSettings
 from paucal.wording import counted
 
+BACKGROUND = "background"
+# Descriptions of labels that a layout cannot store.
+UNKNOWN_LABELS = "unknown labels (they become negative labels)"
+CROWDS, OUTLINES = "crowds and difficult objects, left out", "outlines (their boxes are kept)"
 Kind = Literal["detect", "segment", "train"]
 
 
 @dataclass(frozen=True)
 class AnnotatedObject:
-    """An object in an image.
-
-    Attributes:
-        box: (left, top, right, bottom) in pixels.
-        crowd: Whether the object is marked as a crowd or as difficult.
-        outline: Outline as in the field "segmentation" of COCO: polygons or run lengths; None if unknown.
-        score: Confidence of the model that detected the object; None for human annotations.
-    """
+    """An object in an image."""
 
     name: str
-    box: Corners
-    crowd: bool = False
-    outline: Any = None
-    score: float | None = None
+    box: Corners  # left, top, right, bottom in pixels
+    crowd: bool = False  # whether the object is marked as a crowd or as difficult
+    outline: Any = None  # as in the field "segmentation" of COCO: polygons or run lengths; None if unknown
+    score: float | None = None  # confidence of the model that detected the object; None for human annotations
 
 
 @dataclass(frozen=True)
 class LabelledImage:
-    """One image of a set.
+    """One image of a set."""
 
-    Attributes:
-        index: Position in the set.
-        name: File name, unique in the set even without its suffix.
-        split: Split: "train", "val" or "test", or "" if the set has no splits.
-        size: (height, width) in pixels; (0, 0) if the labels are classes of whole images.
-        objects: Annotated objects; empty if the labels are not boxes.
-        labels: Classes of the whole image; empty if the labels are boxes or masks.
-        score: Confidence of the model that predicted the labels; None for human labels.
-    """
-
-    index: int
-    name: str
-    split: str
-    size: tuple[int, int] = (0, 0)
-    objects: tuple[AnnotatedObject, ...] = ()
-    labels: tuple[str, ...] = ()
-    score: float | None = None
+    index: int  # position in the set
+    name: str  # file name, unique in the set even without its suffix
+    split: str  # "train", "val" or "test", or "" if the set has no splits
+    size: tuple[int, int] = (0, 0)  # (height, width) in pixels, unless the labels are classes of whole images
+    objects: tuple[AnnotatedObject, ...] = ()  # empty if the labels are not boxes
+    labels: tuple[str, ...] = ()  # classes of the whole image; empty if the labels are boxes or masks
+    score: float | None = None  # confidence of the model that predicted the labels; None for human labels
 
     @property
     def stem(self) -> str:
@@ -82,23 +70,15 @@ class LabelledImage:
 
 @dataclass(frozen=True)
 class LabelledSet:
-    """The images and labels of a set to write.
+    """The images and labels of a set to write."""
 
-    Attributes:
-        kind: Command that trains on the labels: "detect" for boxes, "segment" for masks, "train" for classes.
-        class_numbers: Class numbers, by class name.
-        mask: Function that returns the (H, W) class numbers of the image at a position; None if there are no masks.
-        lost: Numbers of objects or labels that the target layout cannot store, by a description of what is lost.
-        model: Name of the model that predicted the labels; "" for human labels.
-    """
-
-    kind: Kind
+    kind: Kind  # command that trains on the labels: "detect" for boxes, "segment" for masks, "train" for classes
     images: ImageSet
     items: tuple[LabelledImage, ...]
     class_numbers: dict[str, int]
-    mask: Callable[[int], NDArray[np.uint8]] | None = None
-    lost: Counter[str] = field(default_factory=Counter)
-    model: str = ""
+    mask: Callable[[int], NDArray[np.uint8]] | None = None  # (H, W) class numbers of the image at a position, if any
+    lost: Counter[str] = field(default_factory=Counter)  # what the target layout cannot store, by its description
+    model: str = ""  # name of the model that predicted the labels; "" for human labels
 
     @property
     def splits(self) -> list[str]:
@@ -128,8 +108,8 @@ def read_labelled_set(settings: ConvertSettings, kinds: Sequence[Kind], progress
 def with_file_names(content: LabelledSet) -> LabelledSet:
     """Return the content with a unique file name for each item."""
     names = unique_names([_file_name_of(content.images, item.index) for item in content.items])
-    items = [replace(item, name=name) for item, name in zip(content.items, names, strict=True)]
-    return replace(content, items=tuple(items))
+    items = tuple(replace(item, name=name) for item, name in zip(content.items, names, strict=True))
+    return replace(content, items=items)
 
 
 def _file_name_of(images: ImageSet, index: int) -> str:
@@ -169,7 +149,9 @@ def _read_boxes(settings: ConvertSettings, path: Path, progress: ReportProgress)
     items = []
     for index, image in enumerate(annotations.images):
         size = boxed.boxes[image.key].size
-        items.append(LabelledImage(index, "", image.declared_split, size, tuple(_clip_objects(image, size))))
+        boxes = clip_boxes(image, size, Counter())
+        objects = tuple(AnnotatedObject(box.name, box.corners, box.crowd, box.outline or None) for box in boxes)
+        items.append(LabelledImage(index, "", image.declared_split, size, objects))
     names = {obj.name for item in items for obj in item.objects}
     crowd_classes = names - numbers.keys()  # classes whose objects are all crowds
     numbers |= {name: annotations.class_numbers[name] for name in sorted(crowd_classes)}
@@ -179,25 +161,10 @@ def _read_boxes(settings: ConvertSettings, path: Path, progress: ReportProgress)
     return LabelledSet("detect", boxed.images, tuple(items), numbers, lost=lost)
 
 
-def _clip_objects(image: AnnotatedImage, size: tuple[int, int]) -> list[AnnotatedObject]:
-    """Return the objects of an image as `paucal detect` reads them: clipped to the image, without empty boxes."""
-    height, width = size
-    outlines = image.outlines or [None] * len(image.boxes)
-    objects = []
-    for box, name, crowd, outline in zip(image.boxes, image.names, image.crowd, outlines, strict=True):
-        clipped_box = (max(box[0], 0.0), max(box[1], 0.0), min(box[2], float(width)), min(box[3], float(height)))
-        if clipped_box[2] - clipped_box[0] >= MIN_BOX_SIDE and clipped_box[3] - clipped_box[1] >= MIN_BOX_SIDE:
-            objects.append(AnnotatedObject(name, clipped_box, crowd, outline or None))
-    return objects
-
-
 def _read_mask_set(settings: ConvertSettings, path: Path, progress: ReportProgress) -> LabelledSet:
     paths = (None if text is None else Path(text).expanduser() for text in (settings.images, settings.masks))
     pairs = find_pairs(path, *paths)
-    location = settings.data
-    if settings.images is not None:
-        location = settings.images
-    images = images_of_pairs(pairs, location)
+    images = images_of_pairs(pairs, settings.data if settings.images is None else settings.images)
     class_names = None if settings.classes is None else read_class_names(Path(settings.classes))
     masked = read_masks(images, pairs, settings.mask_values, settings.ignore, class_names, progress)
     items = [LabelledImage(n, "", part, masked.images.store.size(n)) for n, part in enumerate(images.declared_splits)]
@@ -215,3 +182,59 @@ def _read_classes(settings: ConvertSettings, path: Path, progress: ReportProgres
 def number_classes(classes: Sequence[str]) -> dict[str, int]:
     """Return a dict from class names to class numbers, counted from 0."""
     return {name: number for number, name in enumerate(classes)}
+
+
+def save_text(path: Path, text: str) -> None:
+    """Write a text file, and create its parent folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def count_unknown_labels(content: LabelledSet) -> None:
+    """Count unknown labels as lost, since they become negative labels in a layout that only lists classes."""
+    if content.kind == "train" and content.images.multi_hot is not None:
+        content.lost[UNKNOWN_LABELS] += int((content.images.multi_hot == UNKNOWN).sum())
+
+
+def list_objects(content: LabelledSet, item: LabelledImage) -> Sequence[AnnotatedObject]:
+    """Return the objects of an image; if its label is a mask, one object per class with all pixels of the class."""
+    if content.kind != "segment" or content.mask is None:
+        return item.objects
+    mask, objects = content.mask(item.index), []
+    content.lost["unlabelled pixels, in images"] += bool((mask == IGNORED).any())
+    for name, number in content.class_numbers.items():
+        if name != BACKGROUND and (mask == number).any():
+            runs = run_lengths_of(mask == number)
+            box = box_of_runs(runs)
+            assert box is not None
+            objects.append(AnnotatedObject(name, box, outline=runs))
+    return objects
+
+
+def without_crowds(content: LabelledSet, item: LabelledImage) -> list[AnnotatedObject]:
+    """Return the objects of an image except crowds, which are counted as lost."""
+    objects = list_objects(content, item)
+    content.lost[CROWDS] += sum(obj.crowd for obj in objects)
+    return [obj for obj in objects if not obj.crowd]
+
+
+def checked_outline(item: LabelledImage, obj: AnnotatedObject) -> Any:
+    """Return the outline of an object (None or empty if unknown); raise a UserError if the outline is invalid."""
+    if obj.outline:
+        check_outline(obj.outline, item.size, _context(item, obj))
+    return obj.outline
+
+
+def polygon_of(item: LabelledImage, obj: AnnotatedObject) -> list[float] | None:
+    """Return the outline of an object if it is a single polygon, as alternating x and y coordinates; otherwise None."""
+    outline = checked_outline(item, obj)
+    return outline[0] if isinstance(outline, list) and len(outline) == 1 else None
+
+
+def mask_of(item: LabelledImage, obj: AnnotatedObject) -> NDArray[np.bool_]:
+    """Return an (H, W) mask of the pixels inside an object's outline."""
+    return unpack_mask(mask_of_outline(obj.outline, item.size, _context(item, obj))).astype(np.bool_)
+
+
+def _context(item: LabelledImage, obj: AnnotatedObject) -> str:
+    return f"{item.name!r} has an outline of {obj.name!r}"

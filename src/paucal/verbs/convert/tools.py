@@ -7,11 +7,19 @@ from urllib.parse import quote
 from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
-from numpy.typing import NDArray
 
+from paucal.data.boxes.annotations import run_lengths_of
 from paucal.data.boxes.label_studio import encode_brush
-from paucal.verbs.convert.content import AnnotatedObject, LabelledImage, LabelledSet
-from paucal.verbs.convert.objects import count_unknown_labels, mask_of, polygon_of, save_text, without_crowds
+from paucal.verbs.convert.content import (
+    AnnotatedObject,
+    LabelledImage,
+    LabelledSet,
+    count_unknown_labels,
+    mask_of,
+    polygon_of,
+    save_text,
+    without_crowds,
+)
 
 _LOCAL = "/data/local-files/?d="  # Label Studio's prefix for files in local storage
 # Label Studio controls as (tag, name), by the type of result that a control produces.
@@ -38,7 +46,11 @@ def write_label_studio(content: LabelledSet, folder: Path) -> None:
                 if content.kind == "train" and item.labels:
                     value = {"choices": list(item.labels)}
                     results = [{"from_name": "choice", "to_name": "image", "type": "choices", "value": value}]
-                tasks.append({"id": item.index + 1, "data": {"image": image}, **_label_entry(content, item, results)})
+                entry: dict[str, Any] = {"annotations": [{"result": results}]}
+                if content.model:
+                    score = {} if item.score is None else {"score": item.score}
+                    entry = {"predictions": [{"model_version": content.model, **score, "result": results}]}
+                tasks.append({"id": item.index + 1, "data": {"image": image}, **entry})
         save_text(folder / f"{part or 'tasks'}.json", json.dumps(tasks, ensure_ascii=False))
     choice_attribute = ' choice="multiple"' if content.images.multi_hot is not None and content.kind == "train" else ""
     controls = ""
@@ -47,13 +59,6 @@ def write_label_studio(content: LabelledSet, folder: Path) -> None:
         labels = "".join(f"<{element} value={quoteattr(label)}/>" for label in content.class_numbers)
         controls += f'<{tag} name="{name}" toName="image"{choice_attribute}>{labels}</{tag}>'
     save_text(folder / "label_config.xml", f'<View><Image name="image" value="$image"/>{controls}</View>\n')
-
-
-def _label_entry(content: LabelledSet, item: LabelledImage, results: list[dict[str, Any]]) -> dict[str, Any]:
-    if not content.model:
-        return {"annotations": [{"result": results}]}
-    score = {} if item.score is None else {"score": item.score}
-    return {"predictions": [{"model_version": content.model, **score, "result": results}]}
 
 
 def _region_entry(item: LabelledImage, number: int, obj: AnnotatedObject) -> dict[str, Any]:
@@ -112,13 +117,7 @@ def _shape_tag(item: LabelledImage, obj: AnnotatedObject) -> tuple[str, str]:
         left, top = int(columns[0]), int(rows[0])
         cropped_mask = mask[top : rows[-1] + 1, left : columns[-1] + 1]
         extent = f'left="{left}" top="{top}" width="{cropped_mask.shape[1]}" height="{cropped_mask.shape[0]}"'
-        return "mask", f'rle="{", ".join(map(str, _runs_by_row(cropped_mask)))}" {extent}'
+        runs_by_row = run_lengths_of(cropped_mask.T)["counts"]
+        return "mask", f'rle="{", ".join(map(str, runs_by_row))}" {extent}'
     corners = zip(("xtl", "ytl", "xbr", "ybr"), obj.box, strict=True)
     return "box", " ".join(f'{name}="{value:.2f}"' for name, value in corners)
-
-
-def _runs_by_row(mask: NDArray[np.bool_]) -> list[int]:
-    """Return the run lengths of a mask in row-major order, starting with a run of pixels outside the mask."""
-    flat = np.concatenate([[False], mask.ravel()])
-    edges = np.flatnonzero(flat[1:] != flat[:-1])
-    return np.diff(np.concatenate([[0], edges, [mask.size]])).tolist()

@@ -16,11 +16,14 @@ from paucal.data.boxes.annotations import unpack_run_lengths
 from paucal.data.images import UNKNOWN
 from paucal.data.masks.coding import IGNORED, MAX_CLASSES
 from paucal.types import UserError
-from paucal.verbs.convert.content import AnnotatedObject, Kind, LabelledImage, LabelledSet
-from paucal.verbs.convert.objects import (
+from paucal.verbs.convert.content import (
     BACKGROUND,
     CROWDS,
     OUTLINES,
+    AnnotatedObject,
+    Kind,
+    LabelledImage,
+    LabelledSet,
     checked_outline,
     list_objects,
     mask_of,
