@@ -7,7 +7,7 @@ from paucal.metrics.intervals import Bootstrap
 from paucal.metrics.measures import value_of
 from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.evaluation import (
-    CocoAveragePrecision,
+    average_precision,
     box_overlaps,
     coco_scores,
     match_detections,
@@ -59,8 +59,8 @@ def test_average_precision__is_that_of_torchmetrics(seed: int, crowds: float):
     theirs, ours = coco_scores(answers, objects, 4), match_detections(answers, objects, 4)
     count = len(answers)
     assert 0.02 < theirs["ap"] < 0.9
-    assert value_of(CocoAveragePrecision(ours), count) == pytest.approx(theirs["ap"], abs=1e-5)
-    assert value_of(CocoAveragePrecision(ours, slice(0, 1)), count) == pytest.approx(theirs["ap50"], abs=1e-5)
+    assert value_of(average_precision(ours), count) == pytest.approx(theirs["ap"], abs=1e-5)
+    assert value_of(average_precision(ours, slice(0, 1)), count) == pytest.approx(theirs["ap50"], abs=1e-5)
     for label in range(3):
         curve = ours[label].precisions(np.ones(count))
         assert curve is not None
@@ -73,7 +73,7 @@ def test_perfect_answers__have_1_and_none_have_0():
     objects = [truth((0, 10, 10, 50, 50), (1, 60, 60, 90, 90)), truth()]
     perfect = [found((0, 0.9, 10, 10, 50, 50), (1, 0.8, 60, 60, 90, 90)), found()]
     assert coco_scores(perfect, objects, 2)["ap"] == pytest.approx(1)
-    assert value_of(CocoAveragePrecision(match_detections(perfect, objects, 2)), 2) == pytest.approx(1)
+    assert value_of(average_precision(match_detections(perfect, objects, 2)), 2) == pytest.approx(1)
     nothing = coco_scores([found(), found()], objects, 2)
     assert (nothing["ap"], nothing["recall"], nothing["per_class"]) == (0, 0, [0, 0])
 
@@ -81,7 +81,7 @@ def test_perfect_answers__have_1_and_none_have_0():
 def test_a_surer_wrong_answer__halves_the_precision():
     objects = [truth((0, 10, 10, 50, 50))]
     answers = [found((0, 0.9, 200, 200, 240, 240), (0, 0.5, 10, 10, 50, 50))]
-    assert value_of(CocoAveragePrecision(match_detections(answers, objects, 1)), 1) == pytest.approx(0.5)
+    assert value_of(average_precision(match_detections(answers, objects, 1)), 1) == pytest.approx(0.5)
 
 
 def test_an_object__is_found_once_and_by_the_surest():
@@ -100,16 +100,14 @@ def test_images_drawn_twice__count_twice():
     weights = np.bincount(drawn, minlength=12).astype(float)
     again = coco_scores([answers[place] for place in drawn], [objects[place] for place in drawn], 3)["ap"]
     # Equal scores of copies of one image fall together in one draw, and come one by one in the other.
-    assert CocoAveragePrecision(match_detections(answers, objects, 3))(weights[None])[0] == pytest.approx(
-        again, abs=0.01
-    )
+    assert average_precision(match_detections(answers, objects, 3))(weights[None])[0] == pytest.approx(again, abs=0.01)
 
 
 def test_interval__holds_the_value_narrows_with_images_and_repeats():
     few, many = random_sets(20, seed=3), random_sets(160, seed=3)
     widths = []
     for answers, objects in (few, many):
-        measure, bootstrap = CocoAveragePrecision(match_detections(answers, objects, 3)), Bootstrap(draws=300)
+        measure, bootstrap = average_precision(match_detections(answers, objects, 3)), Bootstrap(draws=300)
         value = value_of(measure, len(answers))
         score = bootstrap.interval(measure, len(answers))
         assert score.low is not None

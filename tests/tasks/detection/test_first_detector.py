@@ -23,8 +23,8 @@ from paucal.tasks.detection.first_detector import (
     make_unaugmented_loader,
     train_first_detector,
 )
-from paucal.tasks.detection.first_record import BACKBONE_PREFIX, read_first_detector
 from paucal.tasks.detection.job import DetectionJob, detect
+from paucal.tasks.detection.model import BACKBONE_PREFIX, read_first_detector
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.types import Progress, UserError
 from tasks.detection.made import TINY

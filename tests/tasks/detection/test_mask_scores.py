@@ -10,7 +10,7 @@ from faster_coco_eval import COCO, COCOeval_faster
 from paucal.metrics.intervals import Bootstrap
 from paucal.metrics.measures import value_of
 from paucal.tasks.detection.detections import Detections, coco_json_text
-from paucal.tasks.detection.evaluation import CocoAveragePrecision, coco_scores, match_detections
+from paucal.tasks.detection.evaluation import average_precision, coco_scores, match_detections
 from paucal.tasks.detection.images import Boxes
 from paucal.tasks.detection.masks import RunLengths, pack_mask, unpack_mask
 from paucal.tasks.detection.pictures import COLOURS, draw_detections
@@ -112,16 +112,14 @@ def test_matches__of_masks_give_the_same_average_precision_and_its_interval(seed
     answers, objects = sets(seed=seed, crowds=crowds)
     theirs, ours = coco_scores(answers, objects, 4), match_detections(answers, objects, 4, masks=True)
     once = np.ones(len(answers))
-    assert value_of(CocoAveragePrecision(ours), len(answers)) == pytest.approx(theirs["mask_ap"], abs=1e-5)
-    assert value_of(CocoAveragePrecision(ours, slice(0, 1)), len(answers)) == pytest.approx(
-        theirs["mask_ap50"], abs=1e-5
-    )
+    assert value_of(average_precision(ours), len(answers)) == pytest.approx(theirs["mask_ap"], abs=1e-5)
+    assert value_of(average_precision(ours, slice(0, 1)), len(answers)) == pytest.approx(theirs["mask_ap50"], abs=1e-5)
     for label in range(3):
         curve = ours[label].precisions(once)
         assert curve is not None
         assert curve.mean() == pytest.approx(theirs["mask_per_class"][label], abs=1e-5)
     assert theirs["mask_per_class"][3] is None
-    score = Bootstrap(draws=300).interval(CocoAveragePrecision(ours), len(answers))
+    score = Bootstrap(draws=300).interval(average_precision(ours), len(answers))
     assert score.low is not None
     assert score.high is not None
     assert 0 < score.low < theirs["mask_ap"] < score.high < 1

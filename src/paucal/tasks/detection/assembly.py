@@ -31,9 +31,8 @@ from paucal.runs import RunFolder
 from paucal.runs.folder import COCO
 from paucal.settings.options import flag, list_origins, refuse_unsupported, require_known
 from paucal.tasks.detection.evaluation import require_coco_eval
-from paucal.tasks.detection.first_record import FirstDetectorRecord, load_layers, read_first_detector
 from paucal.tasks.detection.images import BoxedImages, open_boxed_images
-from paucal.tasks.detection.model import DetectorCard
+from paucal.tasks.detection.model import DetectorCard, FirstDetectorRecord, load_layers, read_first_detector
 from paucal.tasks.detection.network.detector import build_detector
 from paucal.tasks.detection.network.options import HEADS
 from paucal.tasks.detection.objective import DetectionObjective

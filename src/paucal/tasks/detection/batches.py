@@ -24,47 +24,27 @@ EVAL_BATCH = 4  # images per batch in evaluation; all are padded to the largest 
 
 
 class BoxSample(NamedTuple):
-    """One transformed image with its boxes.
+    """One transformed image with its boxes."""
 
-    Attributes:
-        id: Position of the image in the image set.
-        image: (3, H, W) float, normalised.
-        boxes: (N, 4) float, corners in pixels of `image`.
-        labels: (N,) int64, class of each box, from 0.
-        size: (height, width) of the annotated image in pixels.
-        masks: (N, H, W) uint8 of 0 and 1; None if unknown.
-    """
-
-    id: int
-    image: Tensor
-    boxes: Tensor
-    labels: Tensor
-    size: tuple[int, int]
-    masks: Tensor | None = None
+    id: int  # position of the image in the image set
+    image: Tensor  # (3, H, W) float, normalised
+    boxes: Tensor  # (N, 4) float, corners in pixels of `image`
+    labels: Tensor  # (N,) int64, class of each box, from 0
+    size: tuple[int, int]  # (height, width) of the annotated image in pixels
+    masks: Tensor | None = None  # (N, H, W) uint8 of 0 and 1; None if unknown
 
 
 @dataclass
 class BoxBatch:
-    """A batch of images with boxes.
+    """A batch of images with the boxes, labels and masks of each image as in `BoxSample`."""
 
-    Attributes:
-        ids: (B,) int64, position of each image in its set.
-        images: (B, 3, H, W) float; smaller images are padded with zeros on the right and bottom.
-        sizes: (B, 2) int64, height and width of each image within its padding, in pixels.
-        boxes: (N, 4) float per image, corners in pixels.
-        labels: (N,) int64 per image, class of each box, from 0.
-        original_sizes: (B, 2) int64, height and width of each annotated image, in pixels.
-        masks: (N, H, W) uint8 of 0 and 1 per image, where H and W are the image's sides without padding; None if
-            unknown.
-    """
-
-    ids: Tensor
-    images: Tensor
-    sizes: Tensor
+    ids: Tensor  # (B,) int64
+    images: Tensor  # (B, 3, H, W) float; smaller images are padded with zeros on the right and bottom
+    sizes: Tensor  # (B, 2) int64, height and width of each image within its padding, in pixels
     boxes: list[Tensor]
     labels: list[Tensor]
-    original_sizes: Tensor
-    masks: list[Tensor] | None = None
+    original_sizes: Tensor  # (B, 2) int64, height and width of each annotated image, in pixels
+    masks: list[Tensor] | None = None  # without the padding
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -91,13 +71,9 @@ class BoxBatch:
 class BoxedDataset(Dataset[BoxSample]):
     """Reads an image and its boxes by key, and applies the same transforms to the image and the boxes.
 
-    Args:
-        boxed: Images and boxes. The stored images may be smaller than the annotated images.
-        view: Transform of an image and its boxes. The transform draws from torch's global generator, which is seeded
-            from (seed, epoch, index, repeat) for each sample.
-        seed: Seed of the run.
-        pasting: Copy-paste augmentation; None disables it.
-        min_side: Minimum side of a box, in pixels of the annotated image; smaller boxes are left out.
+    The transform `view` draws from torch's global generator, which is seeded from (seed, epoch, index, repeat) for each
+    sample. Boxes with a side below `min_side` pixels of the annotated image, which may be larger than the stored image,
+    are left out.
     """
 
     def __init__(
@@ -118,9 +94,9 @@ class BoxedDataset(Dataset[BoxSample]):
             return [self._sample(key) for key in keys]
 
     def _sample(self, key: SampleKey) -> BoxSample:
-        image, target = self._read_view(key.index)
+        stored = self._read_view(key.index)
         reseed(self._seed, *key)
-        viewed, target = self._view(image, target)
+        viewed, target = self._view(*stored)
         other = None if self._pasting is None else self._pasting.draw_source_index(key.index)
         if self._pasting is not None and other is not None:
             viewed, target = self._pasting((viewed, target), self._view(*self._read_view(other)))

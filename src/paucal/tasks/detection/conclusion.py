@@ -133,10 +133,7 @@ def evaluate_images(
     loader: DataLoader,
     advance: Callable[[int, int], None],
 ) -> tuple[list[Detections], DetectionScores]:
-    """Return the detections in each image at `indices`, which `loader` reads, and their scores.
-
-    `advance` is called with the numbers of processed images and of all images.
-    """
+    """Return the detections in each image at `indices`, which `loader` reads, and their scores."""
     by_index = detect_all(detector, loader, device, lambda done: advance(done, len(indices)))
     detections = [by_index[index] for index in indices.tolist()]
     truth = [boxed.boxes_of(index) for index in indices.tolist()]
@@ -153,10 +150,7 @@ def write_evaluation(
     card: DetectorCard,
     entries: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the scores, the detections and the curves of precision over recall for the images at `indices`.
-
-    `entries` are further entries of `metrics.json`.
-    """
+    """Write the scores (with further `entries`), detections and precision-recall curves for the images at `indices`."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {**(entries or {}), **evaluation.content()}
     write_text(folder / "metrics.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")

@@ -22,19 +22,12 @@ EDGES = ("left", "top", "right", "bottom")  # names of the table columns with th
 
 @dataclass(frozen=True)
 class Detections:
-    """The detected objects in one image, in descending order of the score.
+    """The N detected objects in one image, in descending order of the score, in pixels of the annotated image."""
 
-    Attributes:
-        boxes: (N, 4) float32, left, top, right and bottom in pixels of the annotated image.
-        scores: (N,) float32, class probabilities.
-        labels: (N,) int64, classes from 0.
-        masks: Masks in pixels of the annotated image; None if the detector predicts no masks.
-    """
-
-    boxes: NDArray[np.float32]
-    scores: NDArray[np.float32]
-    labels: NDArray[np.int64]
-    masks: tuple[RunLengths, ...] | None = None
+    boxes: NDArray[np.float32]  # (N, 4), left, top, right and bottom
+    scores: NDArray[np.float32]  # (N,), class probabilities
+    labels: NDArray[np.int64]  # (N,), classes from 0
+    masks: tuple[RunLengths, ...] | None = None  # None if the detector predicts no masks
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -76,14 +69,7 @@ def detect_all(
 
 
 def rescale(output: Mapping[str, Tensor], input_size: tuple[int, int], size: tuple[int, int]) -> Detections:
-    """Convert a detector's output for one image from pixels of the network's input to pixels of another image size.
-
-    Args:
-        output: "boxes" (N, 4) in pixels of the network's input, "scores" (N,), "labels" (N,) and, if the detector
-            predicts masks, "masks" (N, 1, 28, 28) of probabilities within the boxes.
-        input_size: (height, width) of the image in the network's input.
-        size: (height, width) of the image to whose pixels boxes and masks are converted.
-    """
+    """Convert an output of `Detector.forward` from pixels of the network's input to pixels of another image size."""
     order = output["scores"].argsort(descending=True).cpu()
     scale = torch.tensor([size[1] / input_size[1], size[0] / input_size[0]]).repeat(2)
     boxes = (output["boxes"].float().cpu() * scale)[order].float()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paucal.metrics.intervals import Bootstrap, Score, percentile
-from paucal.metrics.measures import Weights, interpolated_precision
+from paucal.metrics.measures import Measure, interpolated_precision
 from paucal.tasks.detection.detections import Detections
 from paucal.tasks.detection.images import Boxes
 from paucal.tasks.detection.masks import BACKEND, INSTALL_COMMAND, mask_overlaps, stack_masks
@@ -38,21 +38,13 @@ ByClass = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class ClassMatches:
-    """The D detections of one class in I images, in descending order of their scores, and the result of matching.
+    """The D detections of one class in I images, in descending order of their scores, and the result of matching."""
 
-    Attributes:
-        images: (D,) int64, position of each detection's image.
-        scores: (D,) float32, class probabilities.
-        hits: (T, D) bool, whether a detection is a true positive at each of T IoU thresholds.
-        ignored: (T, D) bool, whether a detection is not counted, because it matches a crowd but no object.
-        objects: (I,) int64, number of objects of the class in each image.
-    """
-
-    images: NDArray[np.int64]
-    scores: NDArray[np.float32]
-    hits: NDArray[np.bool_]
-    ignored: NDArray[np.bool_]
-    objects: NDArray[np.int64]
+    images: NDArray[np.int64]  # (D,), position of each detection's image
+    scores: NDArray[np.float32]  # (D,), class probabilities
+    hits: NDArray[np.bool_]  # (T, D), whether a detection is a true positive at each of T IoU thresholds
+    ignored: NDArray[np.bool_]  # (T, D), whether a detection is not counted: it matches a crowd but no object
+    objects: NDArray[np.int64]  # (I,), number of objects of the class in each image
 
     def precisions(self, weights: NDArray[np.float64], thresholds: slice = slice(None)) -> NDArray[np.float64] | None:
         """Return (T, 101) precisions at recall levels from 0 to 1, for (I,) image weights; None if there is no object.
@@ -69,44 +61,30 @@ class ClassMatches:
         return interpolated_precision(RECALL_LEVELS, hits / np.maximum(counted, 1e-12), hits / total)
 
 
-class CocoAveragePrecision:
-    """COCO's average precision (AP): the mean over IoU thresholds and over the classes that have objects.
+def average_precision(matches: Sequence[ClassMatches], thresholds: slice = slice(None)) -> Measure:
+    """Return COCO's average precision (AP) as a function of the (B, I) image weights of B bootstrap draws.
 
-    `thresholds` is a slice of the ten IoU thresholds; `slice(0, 1)` for AP50.
+    AP is the mean over IoU thresholds (`slice(0, 1)` for AP50) and over the classes that have objects; 0 without these.
     """
 
-    def __init__(self, matches: Sequence[ClassMatches], thresholds: slice = slice(None)) -> None:
-        self._matches, self._thresholds = matches, thresholds
-
-    def __call__(self, weights: Weights) -> NDArray[np.float64]:
-        """Return (B,) scores for (B, I) image weights of B bootstrap draws; a draw without objects has score 0."""
-        return np.asarray([self._score_draw(row) for row in weights])
-
-    def _score_draw(self, weights: NDArray[np.float64]) -> float:
-        curves = [matches.precisions(weights, self._thresholds) for matches in self._matches]
+    def score_draw(weights: NDArray[np.float64]) -> float:
+        curves = [class_matches.precisions(weights, thresholds) for class_matches in matches]
         means = [curve.mean() for curve in curves if curve is not None]
         return float(np.mean(means)) if means else 0.0
+
+    return lambda weights: np.asarray([score_draw(row) for row in weights])
 
 
 @dataclass(frozen=True)
 class DetectionScores:
-    """Scores of a detector on some images.
-
-    Attributes:
-        images: Number of images.
-        scores: "ap" and "ap50" with their 95 % intervals; also "mask_ap" and "mask_ap50" if masks were evaluated.
-        metrics: All scores as plain numbers, by name.
-        per_class: Average precision of boxes by class name; None for classes without an object.
-        matches: Matches of each class, by the prefix of the score names: "" for boxes, "mask_" for masks.
-        mask_per_class: Average precision of masks by class name; empty if no masks were evaluated.
-    """
+    """Scores of a detector on some images."""
 
     images: int
-    scores: Mapping[str, Score]
-    metrics: Mapping[str, float]
-    per_class: ByClass
-    matches: Mapping[str, list[ClassMatches]]
-    mask_per_class: ByClass = field(default_factory=dict)
+    scores: Mapping[str, Score]  # "ap" and "ap50" with 95 % intervals; also "mask_ap" and "mask_ap50" with masks
+    metrics: Mapping[str, float]  # all scores as plain numbers, by name
+    per_class: ByClass  # average precision of boxes by class name; None for classes without an object
+    matches: Mapping[str, list[ClassMatches]]  # of each class, by the prefix of the score names, "" or "mask_"
+    mask_per_class: ByClass = field(default_factory=dict)  # empty if no masks were evaluated
 
     def content(self) -> dict[str, Any]:
         """Return the content of `metrics.json`."""
@@ -147,7 +125,7 @@ def evaluate_detections(
     kinds = {"": False, MASK_PREFIX: True} if f"{MASK_PREFIX}ap" in values else {"": False}
     matches = {kind: match_detections(detections, truth, len(classes), masks) for kind, masks in kinds.items()}
     measures = {
-        f"{kind}{name}": CocoAveragePrecision(kind_matches, overlaps)
+        f"{kind}{name}": average_precision(kind_matches, overlaps)
         for kind, kind_matches in matches.items()
         for name, overlaps in (("ap", slice(None)), ("ap50", slice(0, 1)))
     }
@@ -165,18 +143,11 @@ def format_score(score: Score) -> str:
 
 
 def coco_scores(detections: Sequence[Detections], truth: Sequence[Boxes], n_classes: int) -> dict[str, Any]:
-    """Return COCO's scores as torchmetrics and faster-coco-eval compute them.
+    """Return COCO's scores as torchmetrics and faster-coco-eval compute them, with "mask_" for those of known masks.
 
-    Returns:
-        A mapping with these keys; if all detections and objects have masks, also these keys with the prefix "mask_".
-
-        - "ap": mean over IoU thresholds from 0.5 to 0.95 and over classes with an object
-        - "ap50" and "ap75": AP at a single IoU threshold
-        - "recall": average recall with 100 detections per image
-        - "ap_small", "ap_medium" and "ap_large": AP of objects with an area below 32 x 32 pixels, from 32 x 32 to
-          96 x 96 pixels, and above 96 x 96 pixels in the annotated image; as in COCO, the area is that of the mask if
-          the mask is known. The key of a size is missing if no object has this size
-        - "per_class": list of K average precisions; None for a class without an object
+    Besides `SCORES` and "per_class" (K average precisions; None for a class without an object), there is an AP for each
+    size in `BY_SIZE` that occurs: below 32 x 32 pixels in the annotated image, above 96 x 96 pixels, and between. As in
+    COCO, the size is that of the mask if the mask is known.
     """
     require_coco_eval()
     from torchmetrics.detection import MeanAveragePrecision
@@ -260,14 +231,10 @@ def _match_class(detections: Sequence[Detections], truth: Sequence[Boxes], label
 def match_overlaps(
     overlaps: NDArray[np.float64], crowd: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Match the detections with the objects of one class in one image.
+    """Match the detections with the objects of one class in one image, given their (D, G) IoU and the (G,) crowds.
 
-    Args:
-        overlaps: (D, G) IoU of D detections with G objects, the detections in descending order of their scores.
-        crowd: (G,) bool, whether an object is a crowd.
-
-    Returns:
-        Two (T, D) bool arrays: whether a detection is a true positive, and whether it is ignored.
+    Detections are in descending order of their scores. Return two (T, D) bool arrays: whether a detection is a true
+    positive, and whether it is ignored.
     """
     hits = np.zeros((len(IOU_THRESHOLDS), len(overlaps)), dtype=bool)
     ignored = np.zeros_like(hits)

@@ -26,7 +26,7 @@ from paucal.runner.time_budget import seconds_per_step
 from paucal.runs import RunFolder
 from paucal.tasks.detection.assembly import DetectionSetup
 from paucal.tasks.detection.batches import BoxBatch, BoxedDataset, collate_boxes, stack_padded
-from paucal.tasks.detection.first_record import FirstDetectorRecord, save_layers
+from paucal.tasks.detection.model import FirstDetectorRecord, save_layers
 from paucal.tasks.detection.network.detector import Detector
 from paucal.tasks.detection.objective import DetectionObjective
 from paucal.tasks.detection.views import make_evaluation_transform
@@ -138,10 +138,8 @@ def train_first_detector(
 ) -> FirstDetectorRecord | None:
     """Train the first detector, evaluate it on validation images, and save it as the model of the run.
 
-    If this training was stopped before, it resumes from the checkpoints in a subfolder of the run.
-
-    Returns:
-        Record of the first detector; None if a signal or the time limit stopped the training.
+    If this training was stopped before, it resumes from the checkpoints in a subfolder of the run. The result is None
+    if a signal or the time limit stops the training.
     """
     settings, steps = setup.settings, setup.settings.heads_steps
     assert steps is not None

@@ -35,7 +35,7 @@ from paucal.tasks.detection.detections import detect_all
 from paucal.tasks.detection.evaluation import MASK_PREFIX, coco_scores
 from paucal.tasks.detection.first_detector import TIME_FRACTION as FIRST_FRACTION
 from paucal.tasks.detection.first_detector import count_heads_steps, train_first_detector
-from paucal.tasks.detection.first_record import load_layers
+from paucal.tasks.detection.model import load_layers
 from paucal.tasks.detection.pictures import draw_batch_sheet
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.tasks.detection.views import CopyPaste, make_training_transform
@@ -69,13 +69,10 @@ class DetectionListener(EpochListener[DetectionSetup]):
 
 
 class StepPlan(NamedTuple):
-    """Number of optimizer steps, number of steps between two evaluations, and seconds that the rest of the run takes.
-
-    If the time is too short, the plan has 0 steps, and `seconds` includes only the end of the run after training.
-    """
+    """The length of the rest of a run: 0 steps, and only the seconds after training, if the time is too short."""
 
     steps: int
-    judge_every: int
+    judge_every: int  # steps between two evaluations
     seconds: float
 
 
@@ -137,10 +134,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         return super().run_preliminary_work(run, setup, console) if super().needs_preliminary_work(setup) else True
 
     def _plan_first_detector(self, run: RunFolder, setup: DetectionSetup, console: Console) -> DetectionSetup:
-        """Choose and store the number of steps that train the first detector.
-
-        A pretrained backbone gets as many steps as fit in a fifth of `--time`; a random backbone gets none.
-        """
+        """Choose and store the steps of the first detector: a fifth of `--time`; none for a random backbone."""
         settings = setup.settings
         if settings.heads_steps is not None or settings.time is None or settings.steps is not None:
             return setup

@@ -57,13 +57,10 @@ MOBILENET_SETTINGS = {
 
 @dataclass(frozen=True)
 class PublishedDetector:
-    """A detector that torchvision has trained on COCO, and the settings of a run that build the same layers.
-
-    `weights` is a member of torchvision's weights enumeration.
-    """
+    """A detector that torchvision has trained on COCO, and the settings of a run that build the same layers."""
 
     title: str
-    weights: Any
+    weights: Any  # member of torchvision's weights enumeration
     settings: Mapping[str, Any]
 
     @property
@@ -87,10 +84,7 @@ PUBLISHED = (
 
 
 def choose_published_detector(settings: DetectSettings, has_outlines: bool) -> PublishedDetector:
-    """Return the published detector for these settings, by default the one with ResNet-50.
-
-    If the settings leave the choice of masks open, the detector has masks if every box has an outline (`has_outlines`).
-    """
+    """Return the published detector for these settings, by default with ResNet-50, and with masks if possible."""
     needs_masks = settings.masks == "on" or (settings.masks in (None, "auto") and has_outlines)
     candidates = [candidate for candidate in PUBLISHED if settings.model in (None, candidate.settings["model"])]
     if not candidates:
@@ -156,11 +150,7 @@ def _convert_names(
     coco_categories: Sequence[str],
     classes: Sequence[str],
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Convert a published state dict to the parameter names and classes of the run's detector.
-
-    `coco_categories` are COCO's categories. The second return value has the names of the run's classes that are in
-    COCO.
-    """
+    """Convert a published state dict to the run's parameter names and classes; also return the classes in COCO."""
     index_of = {name.lower(): index for index, name in enumerate(coco_categories)}
     rows = [index_of.get(name.strip().lower().replace("_", " ")) for name in classes]
     body = PREFIXES["backbone.body."]
@@ -185,9 +175,9 @@ def _convert_names(
 def _convert_class_rows(value: Tensor, rows_per_class: int, rows: Sequence[int | None], fresh: Tensor | None) -> Tensor:
     """Return the rows of a layer with outputs per class, for the background and for the run's classes.
 
-    `value` has `rows_per_class` rows for the background and for each of COCO's categories. `rows` has the index of the
-    COCO category of each of the run's classes, or None for a class that is not in COCO. A class with None gets the mean
-    over COCO's categories or, if `fresh` is given, its random weights from `fresh`, the weights of the run's layer.
+    `value` has `rows_per_class` rows for the background and for each of COCO's categories, and `rows` the COCO category
+    of each of the run's classes. A class that is not in COCO (None) gets the mean over COCO's categories or, if the
+    weights of the run's layer are given as `fresh`, its random weights.
     """
     grouped = value.unflatten(0, (-1, rows_per_class))
     mean = grouped[1:].mean(0)

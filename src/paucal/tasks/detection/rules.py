@@ -24,20 +24,12 @@ MIN_EPOCHS, MAX_EPOCHS = 12, 200  # the papers' "1x" schedule for 118,000 images
 
 @dataclass(frozen=True)
 class BoxFacts(DataAndMachine):
-    """Properties of the images with boxes and of the machine, from which settings are chosen.
+    """Properties of the images with boxes and of the machine, from which settings are chosen."""
 
-    Attributes:
-        median_longer_side: Median of the images' longer sides in pixels.
-        small_object_side: Relative side of small objects: the tenth percentile of sqrt(box area) / longer side of the
-            image.
-        boxes: Number of boxes in all splits, without crowds.
-        without_outline: Number of boxes without an outline, without crowds.
-    """
-
-    median_longer_side: int = 0
-    small_object_side: float = 0.1
-    boxes: int = 0
-    without_outline: int = 0
+    median_longer_side: int = 0  # in pixels
+    small_object_side: float = 0.1  # tenth percentile of sqrt(box area) / longer side of the image
+    boxes: int = 0  # in all splits, without crowds
+    without_outline: int = 0  # boxes without an outline, without crowds
 
 
 def model(facts: DataAndMachine) -> Choice:
@@ -51,15 +43,11 @@ def model(facts: DataAndMachine) -> Choice:
 
 def img_size(facts: BoxFacts, device: str | None) -> Choice:
     """On a CPU, default to the median longer side of the images, capped at `CPU_SIDE`; else to the papers' sides."""
-    if device == "cpu":
-        side = min(CPU_SIDE, facts.median_longer_side)
-        reason = (
-            "the size of the images"
-            if side == facts.median_longer_side
-            else f"reduced from {facts.median_longer_side}: {CPU_REASON}"
-        )
-        return [max(side, 32)], reason
-    return list(PAPER_SIDES), PAPER_REASON
+    if device != "cpu":
+        return list(PAPER_SIDES), PAPER_REASON
+    if facts.median_longer_side <= CPU_SIDE:
+        return [max(facts.median_longer_side, 32)], "the size of the images"
+    return [CPU_SIDE], f"reduced from {facts.median_longer_side}: {CPU_REASON}"
 
 
 def masks(facts: BoxFacts) -> Choice:

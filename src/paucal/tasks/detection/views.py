@@ -32,10 +32,7 @@ PASTE_PROBABILITY = 0.5  # probability with which each object of the other image
 
 
 def make_evaluation_transform(size: Sequence[int], mean: Sequence[float], std: Sequence[float]) -> View:
-    """Return the transform of a deployed detector, which resizes an image to at most `size` and normalises it.
-
-    The size is (maximum shorter side, maximum longer side) in pixels.
-    """
+    """Return the transform of a deployed detector: resizing to at most `size` (shorter, longer), and normalisation."""
     return v2.Compose([_random_resize(size, (1.0,)), *_normalise(mean, std)])
 
 
@@ -51,17 +48,11 @@ def make_training_transform(
     """Return the training transform of images with boxes.
 
     Transformed boxes with a side below 2 pixels are dropped; with "cropped", only boxes without an area are dropped.
-
-    Args:
-        size: Maximum shorter and longer side in pixels, as in `make_evaluation_transform`.
-        mean: Mean per channel, of pixels in [0, 1].
-        std: Standard deviation per channel, of pixels in [0, 1].
-        hflip: Probability of a horizontal flip.
-        jitter: Random change of size and colour. "light": scales from 0.8 to 1, and colours changed by up to 20 %.
-            "multiscale": scales from 0.6 to 1 in steps of 0.04, as published (DrLoc's supplement, section 4.1).
-            "cropped": like "multiscale", but half of the images are cropped first, as in the papers' code. "large":
-            large-scale jitter (Ghiasi et al., CVPR 2021, section 3) with scales from 0.5 to 2, then a crop or padding
-            to a square; boxes are fitted to the visible parts of the masks. "none": no change.
+    The jitter is a random change of size and colour. "light": scales from 0.8 to 1, and colours changed by up to 20 %.
+    "multiscale": scales from 0.6 to 1 in steps of 0.04, as published (DrLoc's supplement, section 4.1). "cropped": like
+    "multiscale", but half of the images are cropped first, as in the papers' code. "large": large-scale jitter (Ghiasi
+    et al., CVPR 2021, section 3) with scales from 0.5 to 2, then a crop or padding to a square; boxes are fitted to the
+    visible parts of the masks.
     """
     longest = max(size)
     scaled: list[v2.Transform] = {
@@ -111,12 +102,8 @@ def make_crop(size: Sequence[int]) -> Callable[..., Any]:
 
 
 def _random_resize(size: Sequence[int], scales: Sequence[float]) -> v2.Transform:
-    """Return a transform that resizes the shorter side to a random fraction of its maximum, and keeps the aspect ratio.
-
-    The longer side is limited to its maximum.
-    """
-    shorter, longer = min(size), max(size)
-    return v2.RandomShortestSize([round(scale * shorter) for scale in scales], longer, antialias=True)
+    """Return a transform that resizes the shorter side to a random fraction of its maximum, and limits the longer."""
+    return v2.RandomShortestSize([round(scale * min(size)) for scale in scales], max(size), antialias=True)
 
 
 def _normalise(mean: Sequence[float], std: Sequence[float]) -> list[v2.Transform]:
@@ -126,8 +113,7 @@ def _normalise(mean: Sequence[float], std: Sequence[float]) -> list[v2.Transform
 def fit_to_masks(image: Tensor, target: Target) -> Viewed:
     """Shrink boxes that extend more than a pixel beyond their masks, and drop objects without a visible pixel.
 
-    After a crop, a clamped box would be larger than the visible part of a round object. If there are no masks, the
-    target is returned unchanged.
+    After a crop, a clamped box would be larger than the visible part of a round object.
     """
     if "masks" not in target:
         return image, target
@@ -152,10 +138,7 @@ class CopyPaste:
     Each object is pasted with probability 0.5. Both images are already augmented. Edges are not smoothed, since the
     paper finds no gain from smoothing. Unlike in the paper, the other image is placed at a random position, since
     images differ in size. All random numbers come from torch's global generator, which is seeded for each image.
-
-    Args:
-        chance: Probability of pasting into an image.
-        source_indices: Positions of the images whose objects may be pasted.
+    Objects are pasted with probability `chance` into an image, from an image at one of `source_indices`.
     """
 
     def __init__(self, chance: float, source_indices: Sequence[int]) -> None:
@@ -179,16 +162,10 @@ class CopyPaste:
 
 
 def paste_objects(destination: Viewed, source: Viewed, chosen: Tensor, shift: tuple[int, int]) -> Viewed:
-    """Paste objects of another image into an image.
+    """Paste the `chosen` (N,) objects of `source` into an image, moved down and right by `shift` pixels.
 
     Pasted objects hide pixels of the first image's objects: the masks and boxes of partly hidden objects are reduced,
     and fully hidden objects are dropped. Objects without hidden pixels are unchanged and come first in the result.
-
-    Args:
-        destination: Image and target to paste into.
-        source: Image and target to paste from.
-        chosen: (N,) bool, whether to paste each object of `source`.
-        shift: Pixels by which `source` is moved down and to the right.
     """
     image, target = destination
     size = int(image.shape[-2]), int(image.shape[-1])

@@ -28,17 +28,13 @@ SAME_BOX_IOU = 1 - 1e-6  # minimum IoU at which a region counts as identical to 
 
 
 class CascadeHeads(nn.Module):
-    """Three heads that classify and refine regions one after the other.
+    """Three heads that classify and refine regions of K classes (without the background) one after the other.
 
     In training, each head learns from the regions that the previous head has refined, and from the true boxes. In
     inference, the class scores are averaged over the three heads, and the boxes are those of the last head. If a head
     predicts one box per class, the next head gets the box of the true class in training; for background regions and in
-    inference, the next head gets the box of the most probable class.
-
-    Args:
-        make_head: Function that builds a head, given its IoU threshold and the weights of its box targets.
-        classes: Number of classes without the background.
-        average: Quantity that is averaged over the heads: "probabilities" or "logits".
+    inference, the next head gets the box of the most probable class. `make_head` builds a head, given its IoU threshold
+    and the weights of its box targets.
     """
 
     def __init__(

@@ -68,14 +68,10 @@ class Detector(nn.Module):
     def forward(self, images: Tensor, sizes: Sequence[tuple[int, int]]) -> list[dict[str, Tensor]]:
         """Return the objects of each image, in descending order of the score.
 
-        Args:
-            images: (B, 3, H, W), normalised; smaller images are padded on the right and bottom.
-            sizes: (height, width) of each image within its padding, in pixels.
-
-        Returns:
-            Dictionary per image with "boxes" (N, 4), corners in pixels; "scores" (N,); "labels" (N,) int64, from 0;
-            and, if the detector predicts masks, "masks" (N, 1, 28, 28), probabilities that the points of a 28 x 28
-            grid in the box belong to the object.
+        The (B, 3, H, W) normalised images are padded on the right and bottom; `sizes` are the heights and widths
+        within the padding. The result has "boxes" (N, 4), corners in pixels; "scores" (N,); "labels" (N,) int64, from
+        0; and, if the detector predicts masks, "masks" (N, 1, 28, 28), probabilities that the points of a 28 x 28 grid
+        in the box belong to the object.
         """
         detections, _ = self._run(images, sizes, None)
         # In torchvision, class 0 is the background.
@@ -90,15 +86,9 @@ class Detector(nn.Module):
         masks: Sequence[Tensor] | None = None,
         maps: Sequence[Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        """Return the unweighted losses of a batch, by name.
+        """Return the unweighted losses of a batch, by name; boxes, labels and masks are as in `BoxBatch`.
 
-        Args:
-            images: (B, 3, H, W), as in `forward`.
-            sizes: (height, width) of each image, as in `forward`.
-            boxes: (N, 4) corners per image; (0, 4) for an image without objects.
-            labels: (N,) int64 from 0, per image.
-            masks: (N, H, W) uint8 of 0 and 1, per image; only used by a detector that predicts masks.
-            maps: Feature maps of the images, one per level; None to compute the maps with the backbone.
+        `maps` are the feature maps of the images, one per level; None to compute the maps with the backbone.
         """
         targets = [{"boxes": corners, "labels": label + 1} for corners, label in zip(boxes, labels, strict=True)]
         if self.options.masks and masks is not None:

@@ -32,10 +32,7 @@ MIN_PROPOSAL_SIDE, MIN_BOX_SIDE = 1e-3, 1e-2  # pixels, as in torchvision
 
 
 class EveryLevelPooling(AlignedPooling):
-    """Pools each region from the maps of all levels, and selects the result from the level for the region's size.
-
-    `aligned` says whether to pool like `AlignedPooling`, rather than like torchvision's `MultiScaleRoIAlign`.
-    """
+    """Pools each region from all levels like `AlignedPooling` or else `MultiScaleRoIAlign`, and selects its level."""
 
     def __init__(self, strides: Sequence[int], cells: int, aligned: bool) -> None:
         super().__init__(strides, cells)
@@ -134,10 +131,7 @@ class OneImageDetector(nn.Module):
         return corners[best] * is_kept[:, None]
 
     def _make_anchors(self, level: int, grid: Tensor, padded_size: Size) -> Tensor:
-        """Return the (rows * columns * anchors per position, 4) anchors of a map, in torchvision's order.
-
-        The last two dimensions of `grid` are the rows and columns of the map.
-        """
+        """Return the (rows * columns * anchors per position, 4) anchors of a map `grid`, in torchvision's order."""
         rows, columns = grid.shape[-2], grid.shape[-1]
         generator = self.detector.proposals.anchor_generator
         shapes = generator.generate_anchors([*generator.sizes[level]], [*generator.aspect_ratios[level]])
@@ -207,8 +201,7 @@ def _nms_with_fixed_count(
 ) -> tuple[Tensor, Tensor]:
     """Apply non-maximum suppression within groups to the boxes marked `usable`, and return a fixed number of results.
 
-    Return (count,) positions of boxes in descending order of the score, and (count,) bool, whether each box was kept.
-    If fewer than `count` boxes were kept, the last positions are arbitrary.
+    Return (count,) positions of boxes in descending order of the score, and (count,) bool, False for surplus positions.
     """
     candidates = usable.nonzero()[:, 0]
     # Each group is shifted by a different distance, so that boxes of different groups do not overlap.

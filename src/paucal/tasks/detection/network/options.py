@@ -33,15 +33,10 @@ FIRST_OPTIONS = frozenset(
 
 @dataclass(frozen=True)
 class RegionHead:
-    """A kind of region head: the layers that compute a feature vector from a pooled region.
+    """A kind of region head: the layers that compute a feature vector from a pooled region."""
 
-    Attributes:
-        words: Description for help texts.
-        build: Function that imports torch and builds the layers, given the number of channels of a pooled region, the
-            number of bins per side of a pooled region, and the number of features.
-    """
-
-    words: str
+    words: str  # description for help texts
+    # Imports torch and builds the layers from the channels and bins per side of a region, and the number of features.
     build: "Callable[[int, int, int], nn.Module]"
 
 
@@ -66,65 +61,39 @@ HEADS: Mapping[str, RegionHead] = {
 
 @dataclass(frozen=True)
 class DetectorOptions:
-    """The structure of a detector, its losses, and the limits on its predictions.
+    """The structure of a detector, its losses, and the limits on its predictions; see also `DetectorSettings`."""
 
-    Attributes:
-        channels: Number of channels of the feature pyramid.
-        head_dim: Number of features per region in a head.
-        finest: Smallest stride of a feature map, in pixels.
-        anchor: Side of an anchor, as a multiple of the stride of its feature map.
-        regions: Number of sampled regions per image that train the heads.
-        proposals: Maximum number of proposals per image; in inference also at most half of `candidates`.
-        cascade: Whether the detector has three heads in sequence (Cascade R-CNN).
-        least_score: Score that a prediction must exceed.
-        most: Maximum number of predicted objects per image.
-        masks: Whether the detector also predicts a mask of each object (Mask R-CNN).
-        head: Layers of a head, a key of `HEADS`.
-        cascade_boxes: "shared" if each head of the cascade predicts one box correction, "per-class" if each head
-            predicts a box correction for each class.
-        cascade_average: Quantity that the cascade averages over its heads: "probabilities" or "logits".
-        box_loss: Box loss of the heads: smooth L1, L1, or the GIoU loss of the corrected boxes with weight 10.
-        proposal_loss: Box loss of the proposal network.
-        candidates: Number of highest-scoring regions per feature map from which non-maximum suppression chooses the
-            proposals; half as many in inference. 0 means as many as `proposals`.
-        matching: Boxes that are assigned to an object in addition to the boxes with enough IoU. "torchvision": the
-            anchor with the largest IoU, which is assigned to the object that this anchor overlaps most, even if that is
-            another object. "anchors": the anchor with the largest IoU, if that IoU is at least 0.3. "regions": also
-            the proposal with the largest IoU, if that IoU reaches the threshold of the head.
-        pooling: How a region is pooled from a feature map. "sampled": at 2 x 2 points per bin. "aligned": without the
-            half-pixel shift of the original RoIAlign, and at more points for larger regions.
-        pyramid_norm: Normalisation in the feature pyramid.
-        proposal_layers: Number of convolutions of the proposal network.
-        mask_norm: Normalisation in the mask head.
-        maps: Feature maps of the backbone: "strides" for one per stride, "last-blocks" for the two maps of
-            torchvision's MobileNet detectors.
-        anchor_sides: Sides of the anchors at each position: "one" for `anchor` times the stride, "five" for sides from
-            32 to 512 pixels on every feature map.
-    """
-
-    channels: int = 256
-    head_dim: int = 1024
-    finest: int = 4
-    anchor: int = 8
-    regions: int = 512
-    proposals: int = 2000
-    cascade: bool = False
-    least_score: float = 0.05
-    most: int = 100
-    masks: bool = False
-    head: str = "2fc"
-    cascade_boxes: CascadeBoxes = "shared"
-    cascade_average: CascadeAverage = "probabilities"
-    box_loss: BoxLoss = "smooth-l1"
-    proposal_loss: ProposalLoss = "smooth-l1"
+    channels: int = 256  # of the feature pyramid
+    head_dim: int = 1024  # features per region in a head
+    finest: int = 4  # smallest stride of a feature map, in pixels
+    anchor: int = 8  # side of an anchor, as a multiple of the stride of its feature map
+    regions: int = 512  # sampled regions per image that train the heads
+    proposals: int = 2000  # maximum number of proposals per image; in inference also at most half of `candidates`
+    cascade: bool = False  # three heads in sequence (Cascade R-CNN)
+    least_score: float = 0.05  # score that a prediction must exceed
+    most: int = 100  # maximum number of predicted objects per image
+    masks: bool = False  # also predict a mask of each object (Mask R-CNN)
+    head: str = "2fc"  # layers of a head, a key of `HEADS`
+    cascade_boxes: CascadeBoxes = "shared"  # whether a head of the cascade predicts one box correction or K
+    cascade_average: CascadeAverage = "probabilities"  # quantity that the cascade averages over its heads
+    box_loss: BoxLoss = "smooth-l1"  # of the heads; the GIoU loss of the corrected boxes has weight 10
+    proposal_loss: ProposalLoss = "smooth-l1"  # box loss of the proposal network
+    # Number of highest-scoring regions per feature map from which non-maximum suppression chooses the proposals; half
+    # as many in inference. 0 means as many as `proposals`.
     candidates: int = 0
+    # Boxes that are assigned to an object in addition to the boxes with enough IoU. "torchvision": the anchor with the
+    # largest IoU, which is assigned to the object that this anchor overlaps most, even if that is another object.
+    # "anchors": the anchor with the largest IoU, if that IoU is at least 0.3. "regions": also the proposal with the
+    # largest IoU, if that IoU reaches the threshold of the head.
     matching: Matching = "torchvision"
+    # How a region is pooled from a feature map. "sampled": at 2 x 2 points per bin. "aligned": without the half-pixel
+    # shift of the original RoIAlign, and at more points for larger regions.
     pooling: Pooling = "sampled"
     pyramid_norm: PyramidNorm = "group"
-    proposal_layers: int = 1
+    proposal_layers: int = 1  # convolutions of the proposal network
     mask_norm: MaskNorm = "none"
-    maps: Maps = "strides"
-    anchor_sides: AnchorSides = "one"
+    maps: Maps = "strides"  # feature maps of the backbone: "last-blocks" for the two of torchvision's MobileNet
+    anchor_sides: AnchorSides = "one"  # "one" for `anchor` times the stride, "five" for 32 to 512 pixels on every map
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as JSON values, for `model.json`."""

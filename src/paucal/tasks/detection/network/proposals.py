@@ -24,13 +24,8 @@ class ObjectMatcher(Matcher):
 
     torchvision's "low-quality matches" assign such a region to the object that the region overlaps most, which may be
     another object. This matcher assigns the region to the object for which the region is best (to the last of these
-    objects, if there are several), as in the published code.
-
-    Args:
-        positive_iou: Minimum IoU at which a region is assigned to an object.
-        negative_iou: IoU below which a region is background.
-        min_best_iou: Minimum IoU at which the best regions of an object are assigned to that object.
-        with_objects: Whether the last regions are the objects' true boxes, which are not assigned to other objects.
+    objects, if there are several), as in the published code, if the IoU is at least `min_best_iou`. With
+    `with_objects`, the last regions are the objects' true boxes, which are not assigned to other objects.
     """
 
     def __init__(

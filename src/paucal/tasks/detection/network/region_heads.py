@@ -33,11 +33,7 @@ class AlignedPooling(nn.Module):
     """Pools regions without the half-pixel shift of the original RoIAlign, and with more points for larger regions.
 
     This is torchvision's `roi_align` with `aligned=True` and adaptive sampling, as in the published code. torchvision's
-    `MultiScaleRoIAlign` has no such options.
-
-    Args:
-        strides: Stride of each map in pixels; increasing powers of two.
-        cells: Number of bins per side of a pooled region.
+    `MultiScaleRoIAlign` has no such options. The strides are powers of two, and a pooled region has cells x cells bins.
     """
 
     def __init__(self, strides: Sequence[int], cells: int) -> None:
@@ -47,13 +43,7 @@ class AlignedPooling(nn.Module):
         self._level_of = LevelMapper(first, last, CANONICAL_SIDE, CANONICAL_LEVEL)
 
     def forward(self, features: Mapping[str, Tensor], boxes: list[Tensor], sizes: Sequence[tuple[int, int]]) -> Tensor:
-        """Return the (N, channels, cells, cells) pooled regions of all images, in the order of `boxes`.
-
-        Args:
-            features: (B, channels, H, W) maps by the name of their level, beginning with "0".
-            boxes: (N_i, 4) corners in pixels per image.
-            sizes: Unused; torchvision's pooling modules have this argument.
-        """
+        """Return the (N, channels, cells, cells) pooled regions of all images, as torchvision's pooling modules do."""
         images = torch.cat([torch.full_like(corners[:, :1], image) for image, corners in enumerate(boxes)])
         regions, levels = torch.cat([images, torch.cat(boxes)], dim=1), self._level_of(boxes)
         first_map = features["0"]
@@ -73,35 +63,20 @@ def make_pooling(strides: Sequence[int], cells: int, aligned: bool) -> nn.Module
 
 
 class HeadOutput(NamedTuple):
-    """Losses and predictions of a head in training.
+    """Losses and predictions of a head in training."""
 
-    Attributes:
-        losses: Losses by name: "class", "box" and, if the head has mask layers, "mask".
-        regions: (N_i, 4) corners of the sampled regions, per image.
-        labels: (N,) int64 classes of the regions of all images, 0 for the background.
-        logits: (N, K + 1) class logits, the background first.
-        deltas: (N, 4) or (N, 4 (K + 1)) predicted box corrections.
-    """
-
-    losses: dict[str, Tensor]
-    regions: list[Tensor]
-    labels: Tensor
-    logits: Tensor
-    deltas: Tensor
+    losses: dict[str, Tensor]  # "class", "box" and, if the head has mask layers, "mask"
+    regions: list[Tensor]  # (N_i, 4) corners of the sampled regions, per image
+    labels: Tensor  # (N,) int64 classes of the regions of all images, 0 for the background
+    logits: Tensor  # (N, K + 1) class logits, the background first
+    deltas: Tensor  # (N, 4) or (N, 4 (K + 1)) predicted box corrections
 
 
 class RegionHeads(RoIHeads):
     """torchvision's `RoIHeads` with the chosen box loss and matching.
 
-    Regions that are assigned to an object are positive; the other regions are background.
-
-    Args:
-        layers: Box pooling, box head and box predictor.
-        positive_iou: Minimum IoU with an object at which a region is positive.
-        box_loss: Loss of the box corrections of positive regions.
-        beta: Difference between predicted and true corrections at which smooth L1 becomes linear.
-        matching: Rule that assigns regions to objects; see `DetectorOptions`.
-        settings: Further arguments of torchvision's `RoIHeads`.
+    Regions that are assigned to an object are positive; the other regions are background. The layers are box pooling,
+    box head and box predictor. Smooth L1 becomes linear at a difference of `beta`.
     """
 
     def __init__(
@@ -162,13 +137,9 @@ class RegionHeads(RoIHeads):
     def refine(
         self, deltas: Tensor, classes: Tensor, regions: Sequence[Tensor], sizes: Sequence[tuple[int, int]]
     ) -> list[Tensor]:
-        """Return the regions with this head's corrections, clipped to their images and without a gradient.
+        """Return the (N_i, 4) regions per image with this head's corrections, clipped to it and without a gradient.
 
-        Args:
-            deltas: (N, 4) or (N, 4 (K + 1)) corrections of the regions of all images.
-            classes: (N,) int64, class whose correction is applied to each region.
-            regions: (N_i, 4) corners per image.
-            sizes: (height, width) of each image.
+        `deltas` are (N, 4) or (N, 4 (K + 1)), of which those of each region's class (N,) are applied.
         """
         boxes = self.box_coder.decode_single(select_class(deltas.detach(), classes), torch.cat(list(regions)))
         image_boxes = boxes.split([len(corners) for corners in regions])
@@ -192,13 +163,8 @@ class RegionHeads(RoIHeads):
     ) -> Tensor:
         """Return torchvision's mask loss, the mean binary cross-entropy over the mask pixels of all positive regions.
 
-        Args:
-            features: Pyramid maps by name.
-            regions: (N_i, 4) corners per image.
-            matched: (N_i,) int64 per image, index of the object that each region is assigned to.
-            labels: (N_i,) int64 classes of the regions per image, 0 for the background.
-            sizes: (height, width) of each image.
-            targets: "masks" (M_i, H, W) and "labels" (M_i,) from 1, per image.
+        `matched` has the (N_i,) objects of each image that its (N_i, 4) regions are assigned to, and `labels` their
+        classes, 0 for the background. `targets` have "masks" (M_i, H, W) and "labels" (M_i,) from 1.
         """
         is_positive = [image_labels > 0 for image_labels in labels]
         positive_regions = [corners[rows] for corners, rows in zip(regions, is_positive, strict=True)]
@@ -233,11 +199,7 @@ class SharedPredictor(nn.Module):
 
 
 def select_class(deltas: Tensor, classes: Tensor) -> Tensor:
-    """Return the (N, 4) box corrections for the class of each region.
-
-    Args:
-        deltas: (N, 4) corrections shared by all classes, or (N, 4 (K + 1)) per class, the background first.
-        classes: (N,) int64 class of each region.
+    """Return the (N, 4) box corrections for the class (N,) of each region, from (N, 4) or (N, 4 (K + 1)) corrections.
 
     Example:
         >>> select_class(torch.arange(16.0).view(2, 8), torch.tensor([1, 0])).tolist()
@@ -249,13 +211,7 @@ def select_class(deltas: Tensor, classes: Tensor) -> Tensor:
 
 
 def mask_layers(channels: int, classes: int, norm: MaskNorm = "none") -> tuple[nn.Module, nn.Module]:
-    """Return the convolutions of a mask head, and the predictor of one mask for each class and for the background.
-
-    Args:
-        channels: Number of channels of the pyramid and of all layers; 256 as published.
-        classes: Number of classes without the background.
-        norm: Normalisation after each convolution.
-    """
+    """Return the convolutions of a mask head, and the predictor of one mask for each class and for the background."""
     norm_layer = nn.BatchNorm2d if norm == "batch" else None
     layers = MaskRCNNHeads(channels, [channels] * MASK_LAYERS, 1, norm_layer)
     return layers, MaskRCNNPredictor(channels, channels, classes + 1)
@@ -264,9 +220,7 @@ def mask_layers(channels: int, classes: int, norm: MaskNorm = "none") -> tuple[n
 def mean_masks(head_logits: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Tensor]:
     """Return the (N_i, 1, 28, 28) mask probabilities of each image's objects, averaged over several heads.
 
-    Args:
-        head_logits: (N, K + 1, 28, 28) mask logits of each head.
-        labels: (N_i,) int64 classes of the objects per image, from 1.
+    Each head has (N, K + 1, 28, 28) mask logits; `labels` are the (N_i,) classes of the objects per image, from 1.
     """
     probabilities = torch.stack([logits.sigmoid() for logits in head_logits]).mean(0)
     all_labels = torch.cat(list(labels))
