@@ -1,6 +1,7 @@
 """Reads label maps for training, and converts the teacher's class numbers to the class numbers of the image set."""
 
 from collections import Counter
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, get_args
@@ -98,37 +99,23 @@ class LabelMaps:
                 )
 
 
+@dataclass(eq=False)
 class MapReader:
-    """Reads maps by the position of the image in its set; picklable, so that loader workers can be spawned.
+    """Reads maps by the position of the image in its set; picklable, so that loader workers can be spawned."""
 
-    Args:
-        folder: Folder of the maps.
-        rows: (N,) row of the map of each image of the set; -1 for images that are not read.
-        class_numbers: (K,) class number in the set of each of the teacher's K classes; classes that the set lacks are
-            numbered after the set's classes.
-        covered: (N, 2) fractions of the width and height of each image that its map covers; None if maps cover whole
-            images.
-        has_other_classes: Whether the teacher has classes that the set lacks.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        rows: NDArray[np.int64],
-        class_numbers: NDArray[np.int64],
-        covered: NDArray[np.float32] | None = None,
-        has_other_classes: bool = False,
-    ) -> None:
-        self.folder, self.rows, self.class_numbers = folder, rows, class_numbers
-        self.covered, self.has_other_classes = covered, has_other_classes
-        self._arrays: tuple[NDArray, NDArray] | None = None
+    folder: Path
+    rows: NDArray[np.int64]  # (N,) row of the map of each image of the set; -1 for images that are not read
+    # (K,) class number in the set of each of the teacher's K classes; classes that the set lacks come after the set's.
+    class_numbers: NDArray[np.int64]
+    covered: NDArray[np.float32] | None = None  # (N, 2) fractions of width and height that maps cover; None for all
+    has_other_classes: bool = False  # whether the teacher has classes that the set lacks
+    _arrays: tuple[NDArray, NDArray] | None = None
 
     def __call__(self, position: int) -> dict[str, Tensor]:
         """Return the map of an image: `values` (k, H, W) float16 logits and `indices` (k, H, W) int64 class numbers.
 
-        If maps cover only a region of their images, the result also has `covered` (2,), the fractions of the width and
-        height that the map covers. If the teacher has classes that the set lacks, the result also has `teacher_classes`
-        (), the number of the teacher's classes.
+        If maps cover only a region of their images, the result also has these (2,) fractions as `covered`, and the
+        number of the teacher's classes as `teacher_classes` () if the set lacks some.
         """
         if self._arrays is None:
             self._arrays = open_array(self.folder / VALUES, "r"), open_array(self.folder / CLASSES, "r")
@@ -147,17 +134,11 @@ class MapReader:
 
 
 def list_map_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
-    """List the different classes in each image's map, and replace each class number by its position in that list.
+    """List the different classes in each of B maps, and replace each class number by its position in that list.
 
-    This function runs on the CPU when a batch is collated. On a GPU, the CPU would have to wait for U, the largest
-    number of classes in a map.
-
-    Args:
-        indices: (B, k, H, W) int64 class numbers of B maps.
-
-    Returns:
-        The (B, U) int64 classes of each map, ascending and padded with -1, and the (B, k, H, W) int64 maps of positions
-        in these classes.
+    Return the (B, U) int64 classes of each map, ascending and padded with -1, and the (B, k, H, W) int64 maps of
+    positions in these classes. This function runs on the CPU when a batch is collated. On a GPU, the CPU would have to
+    wait for U, the largest number of classes in a map.
 
     Example:
         >>> list_map_classes(torch.tensor([7, 3, 7]).reshape(1, 3, 1, 1))[0]
@@ -170,10 +151,7 @@ def list_map_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _square_fractions(images: ImageSet, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the (N, 2) fractions of width and height that the central square of each image covers.
-
-    The fractions are 1 for images that are not at `positions`.
-    """
+    """Return the (N, 2) fractions of the sides that the central squares cover; 1 for images not at `positions`."""
     fractions = np.ones((len(images), 2), dtype=np.float32)
     for position in positions.tolist():
         height, width = images.store.size(position)

@@ -26,7 +26,7 @@ from PIL import Image
 from paucal.data.decoded.cache_folder import usable_cache_folder
 from paucal.data.decoded.on_disk import DIGEST_BYTES, StoredDigests
 from paucal.data.images import ImageSet, full_size_image
-from paucal.data.stores import EncodedStore, FileStamp, locate_original
+from paucal.data.stores import EncodedStore, locate_original
 from paucal.data.unreadable import ReportProgress
 from paucal.reading import parse_json, read_bytes, require_regular
 from paucal.types import UserError
@@ -41,25 +41,15 @@ CoveredRegion = Literal["image", "square"]
 
 @dataclass(frozen=True)
 class LabelMapMetadata:
-    """Properties that all maps in a folder share.
+    """Properties that all maps in a folder share."""
 
-    Attributes:
-        teacher: Name of the teacher, for messages.
-        classes: Names of the teacher's classes.
-        grid: Numbers of rows and columns of a map.
-        top: Number k of classes stored at each grid position.
-        trained_on: Keys of the images of the set that the teacher was trained on. A model trained on the maps has
-            indirectly seen these images too.
-        covered: Region of an image that its map covers: "image" for the whole image, "square" for the largest central
-            square.
-    """
-
-    teacher: str
-    classes: tuple[str, ...]
-    grid: tuple[int, int]
-    top: int
+    teacher: str  # name, for messages
+    classes: tuple[str, ...]  # names of the teacher's classes
+    grid: tuple[int, int]  # numbers of rows and columns of a map
+    top: int  # number k of classes stored at each grid position
+    # Keys of the teacher's training images in the set, which a model trained on the maps has indirectly seen too.
     trained_on: tuple[str, ...] = ()
-    covered: CoveredRegion = "image"
+    covered: CoveredRegion = "image"  # region that a map covers: the whole image, or the largest central square
 
     @property
     def bytes_per_image(self) -> int:
@@ -68,10 +58,9 @@ class LabelMapMetadata:
 
 
 class MapWriter:
-    """Writes the maps of a set of images, in any order, and can continue a folder of unfinished maps.
+    """Writes the maps of a set of images, in any order, to a new folder or one with unfinished maps of the same images.
 
-    The folder must be new, or contain unfinished maps of the same images by the same teacher. Images are identified by
-    their keys and pixel hashes (`pixel_hash`).
+    Images are identified by their keys and pixel hashes (`pixel_hash`).
     """
 
     def __init__(self, folder: Path, facts: LabelMapMetadata, keys: Sequence[str], hashes: Sequence[str]) -> None:
@@ -173,7 +162,9 @@ def pixel_hashes(
     The hashes are stored in the cache folder, like the digests of the file contents. A file is decoded again only if
     the path, size or modification time has changed. `progress` is called with (images done, total images).
     """
-    stamps = [_stamp(images, int(position)) for position in positions]
+    # The stamps of the original images' files, even if the set has a decoded copy; None if there is no file.
+    originals = [locate_original(images.store, int(position)) for position in positions]
+    stamps = [store.stamp(row) if isinstance(store, EncodedStore) else None for store, row in originals]
     digests, is_stored = np.zeros((len(stamps), DIGEST_BYTES), dtype=np.uint8), np.zeros(len(stamps), dtype=bool)
     stored_hashes, folder = None, usable_cache_folder()
     if folder is not None:
@@ -191,9 +182,3 @@ def pixel_hashes(
     if stored_hashes is not None and any(stamps[row] is not None for row in missing_rows):
         stored_hashes.remember([stamps[row] for row in missing_rows], digests[missing_rows])
     return [digest.tobytes().hex() for digest in digests]
-
-
-def _stamp(images: ImageSet, position: int) -> FileStamp | None:
-    """Return the stamp of the original image's file, even if the set has a decoded copy; None if there is no file."""
-    store, row = locate_original(images.store, position)
-    return store.stamp(row) if isinstance(store, EncodedStore) else None

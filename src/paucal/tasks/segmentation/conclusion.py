@@ -16,12 +16,12 @@ from paucal.runner.processes import wait_for_all
 from paucal.runner.results import EvaluatedRun, publish_results
 from paucal.runs import RunFolder
 from paucal.tasks.segmentation.assembly import SegmentationSetup, final_inference_options
-from paucal.tasks.segmentation.evaluation import count_and_write_masks
 from paucal.tasks.segmentation.model import SegmentationModel, load_segmenter
 from paucal.tasks.segmentation.pictures import class_colours, draw_comparison, draw_legend, png_path, stack_vertically
 from paucal.tasks.segmentation.scores import (
     PixelCounts,
     SegmentationReport,
+    count_and_write_masks,
     finite_or_none,
     format_score,
     report_table,

@@ -30,28 +30,17 @@ HUE_STEPS, HUE_CIRCLE = 18, 180  # maximum change of hue, and the full hue circl
 
 @dataclass(frozen=True)
 class CropOptions:
-    """Scaling and augmentation of training crops.
+    """Scaling and augmentation of training crops; `hflip` and `vflip` are probabilities."""
 
-    Attributes:
-        size: (height, width) of a crop in pixels.
-        scale: Minimum and maximum factor on the sides of the image before it is cropped.
-        max_class_fraction: Maximum fraction of a crop's labelled pixels that have the same class; above this fraction,
-            another crop is drawn, up to 10 crops in all.
-        hflip: Probability of a horizontal flip.
-        vflip: Probability of a vertical flip.
-        colour: Strength s of changes to brightness, contrast and saturation, by factors in [1 - s, 1 + s]; the hue is
-            shifted by up to s / 4 of the circle. "photometric" for the papers' distortion.
-        resize_to: Maximum shorter and longer side in pixels, to which an image is resized before `scale`; None to keep
-            the size of the image.
-    """
-
-    size: Size
-    scale: tuple[float, float] = (0.5, 2.0)
-    max_class_fraction: float = 0.75
+    size: Size  # (height, width) of a crop in pixels
+    scale: tuple[float, float] = (0.5, 2.0)  # range of the factor on the sides of the image before it is cropped
+    max_class_fraction: float = 0.75  # of the labelled pixels in one class; else up to 10 crops are drawn
     hflip: float = 0.5
     vflip: float = 0.0
+    # Strength s of changes to brightness, contrast and saturation, by factors in [1 - s, 1 + s]; the hue is shifted by
+    # up to s / 4 of the circle. "photometric" for the papers' distortion.
     colour: float | Literal["photometric"] = 0.2
-    resize_to: Size | None = None
+    resize_to: Size | None = None  # maximum shorter and longer side in pixels before `scale`; None to keep the size
 
 
 class CropTransform:

@@ -44,10 +44,9 @@ from paucal.tasks.segmentation.assembly import (
 )
 from paucal.tasks.segmentation.conclusion import SCORE_COLUMN, SegmentResult, conclude
 from paucal.tasks.segmentation.crops import CropTransform, MaskedCrops
-from paucal.tasks.segmentation.evaluation import count_pixels
 from paucal.tasks.segmentation.images import PATHS, pin_paths
 from paucal.tasks.segmentation.pictures import draw_crops
-from paucal.tasks.segmentation.scores import scores_without_intervals
+from paucal.tasks.segmentation.scores import count_pixels, scores_without_intervals
 from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.training import CosineWarmup, Optimization, Outcome, Validation
 from paucal.training.schedules import LinearWarmup
@@ -175,26 +174,17 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         return Optimization(schedule, settings.weight_decay, clip=settings.clip, average_decay=settings.average)
 
     def validation(self, setup: SegmentationSetup) -> Validation | None:
-        """Return the `Validation` that scores the validation images.
-
-        None if the run has no validation images; the last epoch is then kept.
-        """
-        data, indices = setup.data, setup.data.split_indices("val").tolist()
-        if not indices:
-            return None
+        """Return the validation of the run; None without validation images, when the last epoch is kept."""
+        indices = setup.data.split_indices("val").tolist()
 
         def validate(module: nn.Module, device: torch.device) -> Mapping[str, float]:
             options = fast_inference_options(setup.settings)
-            scores = scores_without_intervals(
-                count_pixels(module, data, indices, setup.card.preprocessing, options, device)
-            )
-            return {
-                SCORE_COLUMN: scores["mean_iou"],
-                "val_pixel_accuracy": scores["pixel_accuracy"],
-                LOSS_COLUMN: scores["loss"],
-            }
+            counts = count_pixels(module, setup.data, indices, setup.card.preprocessing, options, device)
+            scores = scores_without_intervals(counts)
+            accuracy = scores["pixel_accuracy"]
+            return {SCORE_COLUMN: scores["mean_iou"], "val_pixel_accuracy": accuracy, LOSS_COLUMN: scores["loss"]}
 
-        return Validation(validate, SCORE_COLUMN, LOSS_COLUMN)
+        return Validation(validate, SCORE_COLUMN, LOSS_COLUMN) if indices else None
 
     def conclude(
         self, run: RunFolder, setup: SegmentationSetup, outcome: Outcome, listener: EpochListener, console: Console
@@ -247,20 +237,14 @@ def plan_crops_and_epochs(
 ) -> tuple[int, int]:
     """Return the number of crops per image and epoch, and the number of epochs, that fill a time.
 
-    Args:
-        training_seconds: Seconds for all epochs.
-        crop_seconds: Seconds of the training steps of an epoch with one crop per image.
-        eval_seconds: Seconds of the validation after an epoch.
-        crops: Crops per image and epoch, as given or chosen from the images.
-        is_given: Whether the user gave the number of crops; if not, the number is adjusted to fill the time.
+    `crop_seconds` are for the training steps of an epoch with one crop per image. The number of crops is adjusted,
+    unless the user gave it.
 
     Example:
         >>> plan_crops_and_epochs(100.0, crop_seconds=1.0, eval_seconds=1.0, crops=24, is_given=True)
         (24, 4)
         >>> plan_crops_and_epochs(100.0, crop_seconds=1.0, eval_seconds=1.0, crops=24, is_given=False)
         (9, 10)
-        >>> plan_crops_and_epochs(45.0, crop_seconds=20.0, eval_seconds=3.0, crops=8, is_given=False)
-        (2, 1)
     """
     if not is_given:
         max_epochs = max(1, int(training_seconds / (crop_seconds + eval_seconds)))

@@ -48,22 +48,13 @@ class HeadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentationCard(ModelCard):
-    """The model card of a model that classifies every pixel.
-
-    Attributes:
-        head: Options of the network's head.
-        coding: Class of each value in the training masks; predicted masks have the same values.
-        overlap: Overlap of consecutive windows, as a fraction of the window size.
-        whole: Whether the network gets a whole image at once instead of windows.
-        resize_to: Maximum shorter and longer side in pixels, to which images are resized; None if images keep
-            their size.
-    """
+    """The model card of a model that classifies every pixel; for the options of inference, see `WindowOptions`."""
 
     task: ClassVar[str] = SEGMENTATION
     formats: ClassVar[tuple[int, ...]] = (CARD_FORMAT,)
 
     head: HeadOptions
-    coding: MaskCoding
+    coding: MaskCoding  # class of each value in the training masks; predicted masks have the same values
     overlap: float = 1 / 3
     whole: bool = False
     resize_to: Size | None = None
@@ -149,8 +140,16 @@ class SegmentationModel:
         """
         normalisation = Normalisation(self.card.preprocessing.mean, self.card.preprocessing.std)
         normalised = normalisation.apply(convert_image(image, self.decode_options)).to(self.device)
-        size = (normalised.shape[-2], normalised.shape[-1])
-        _require_memory(len(self.classes), *size, max(scales) * scale_to_fit(size, self.card.resize_to))
+        height, width = normalised.shape[-2:]
+        scale = max(scales) * scale_to_fit((height, width), self.card.resize_to)
+        needed_bytes = round(4 * PROBABILITY_COPIES * len(self.classes) * height * width * max(scale, 1.0) ** 2)
+        free_bytes = read_available_memory()
+        if needed_bytes > free_bytes:
+            raise UserError(
+                f"an image of {height}x{width} pixels with {len(self.classes)} classes needs "
+                f"{needed_bytes / 2**30:.3g} GiB, but only {free_bytes / 2**30:.3g} GiB are free: cut the image into "
+                "tiles, or reduce its size."
+            )
         return pixel_probabilities(self.network, normalised, self.window_options(scales, mirror)).cpu()
 
     def mask(
@@ -173,17 +172,6 @@ def load_segmenter(run: str | os.PathLike[str] | RunFolder, device: torch.device
         (480, 640)
     """
     return SegmentationModel(*load_saved(run, SegmentationCard, device))
-
-
-def _require_memory(classes: int, height: int, width: int, scale: float = 1.0) -> None:
-    """Raise a UserError for an image whose probabilities would not fit in memory."""
-    needed_bytes = round(4 * PROBABILITY_COPIES * classes * height * width * max(scale, 1.0) ** 2)
-    free_bytes = read_available_memory()
-    if needed_bytes > free_bytes:
-        raise UserError(
-            f"an image of {height}x{width} pixels with {classes} classes needs {needed_bytes / 2**30:.3g} GiB, but "
-            f"only {free_bytes / 2**30:.3g} GiB are free: cut the image into tiles, or reduce its size."
-        )
 
 
 def _are_sides(value: Any) -> bool:

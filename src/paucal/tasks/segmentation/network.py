@@ -21,14 +21,9 @@ AUXILIARY_STRIDE = 16  # stride of the feature map of the auxiliary head, as in 
 
 
 class UperHead(nn.Module):
-    """UPerNet's head, which returns logits at the stride of the finest feature map.
+    """UPerNet's head, which returns logits at the stride of the finest of two or more feature maps, shallow to deep.
 
-    Args:
-        channels: Channels of each feature map, shallow to deep; two maps or more.
-        n_classes: Number of classes.
-        width: Channels within the head.
-        dropout: Probability of dropping a channel before the classifier.
-        pooled: Heights and widths to which the deepest feature map is pooled.
+    The head has `width` channels, which are dropped with probability `dropout` before the classifier.
 
     Example:
         >>> head = UperHead((8, 16, 32), n_classes=5, width=12).eval()
@@ -146,15 +141,5 @@ class SegmentationNetwork(nn.Module):
 def build_segmentation_network(
     spec: BackboneSpec, n_classes: int, width: int = 512, dropout: float = 0.1, drop_path_rate: float | None = None
 ) -> SegmentationNetwork:
-    """Build a segmentation network with random weights, drawn from torch's global generator.
-
-    The image size in `spec` is the size of the windows. See `UperHead` for `width` and `dropout`; a stochastic depth
-    rate of None is the model's default.
-
-    Example:
-        >>> import torch
-        >>> network = build_segmentation_network(BackboneSpec("resnet18", 0, image_size=(64, 64)), 3, width=16).eval()
-        >>> network(torch.zeros(1, 3, 64, 64)).shape
-        torch.Size([1, 3, 64, 64])
-    """
+    """Build a segmentation network for windows of the spec's image size, with random weights from torch's generator."""
     return SegmentationNetwork(build_pyramid_backbone(spec, drop_path_rate), n_classes, width, dropout)

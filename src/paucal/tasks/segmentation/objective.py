@@ -16,15 +16,9 @@ BACKBONE_PREFIX = "network.maps.backbone.model."  # prefix of the backbone's par
 
 
 class PixelObjective(TunedObjective):
-    """Pixel-wise cross-entropy of a segmentation network and its auxiliary head.
+    """Pixel-wise cross-entropy of a segmentation network and, with weight `auxiliary` (0 for none), its auxiliary head.
 
-    Args:
-        network: Network to train.
-        auxiliary: Weight of the auxiliary head's loss; 0 to train without this head.
-        tuning: Options for fine-tuning the backbone, such as frozen stages; None to use the defaults.
-        backbone_lr: Factor on the backbone's learning rate.
-        auxiliary_width: Channels of the auxiliary head.
-        dropout: Dropout probability in the auxiliary head.
+    `dropout` is that of the auxiliary head, and `backbone_lr` a factor on the backbone's learning rate.
     """
 
     # A feature map that is pooled to 1x1 has one value per image and channel, so batch norms need several images.

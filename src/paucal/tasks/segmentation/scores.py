@@ -1,20 +1,30 @@
-"""Scores of predicted masks, computed from the pixel counts of each image, and tables of these scores."""
+"""Prediction of masks, their scores, which are computed from the pixel counts of each image, and tables of scores."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
+from paucal.data.masks.coding import IGNORED
+from paucal.data.views.normalisation import Normalisation
+from paucal.distributed import rank, world_size
+from paucal.evaluation.predictions import evaluation_mode
 from paucal.metrics.intervals import Bootstrap, Score, percentile
 from paucal.metrics.measures import PixelScores, value_of
+from paucal.models.preprocessing import Preprocessing
+from paucal.tasks.segmentation.images import SegmentationData
+from paucal.tasks.segmentation.model import SegmentationModel
+from paucal.tasks.segmentation.pictures import write_mask
+from paucal.tasks.segmentation.windows import WindowOptions, pixel_probabilities
 from paucal.wording import images_text, percent
 from paucal.writing import csv_text, write_text
 
@@ -25,17 +35,11 @@ SCORES_FILE = "segmentation.json"
 
 @dataclass(frozen=True)
 class PixelCounts:
-    """Counts of the labelled pixels of one image.
+    """Counts of the labelled pixels of one image."""
 
-    Attributes:
-        index: Index of the image in the data set.
-        confusion: (K, K) int64 numbers of pixels; rows are labels, and columns are predictions.
-        loss: Sum of the cross-entropies of the pixels, in nats.
-    """
-
-    index: int
-    confusion: NDArray[np.int64]
-    loss: float = 0.0
+    index: int  # of the image in the data set
+    confusion: NDArray[np.int64]  # (K, K) numbers of pixels; rows are labels, and columns are predictions
+    loss: float = 0.0  # sum of the cross-entropies of the pixels, in nats
 
     @property
     def pixels(self) -> int:
@@ -108,10 +112,7 @@ class SegmentationReport:
 
 
 def count_image_pixels(index: int, probabilities: Tensor, mask: Tensor, ignored: int = 255) -> PixelCounts:
-    """Count an image's pixels by label and prediction, except pixels with the label `ignored`.
-
-    `probabilities` are (K, H, W), and `mask` has the (H, W) labels.
-    """
+    """Count an image's pixels by prediction, from (K, H, W) probabilities, and by label, except `ignored` pixels."""
     labels = mask.to(probabilities.device).long()
     confusion = multiclass_confusion_matrix(
         probabilities.argmax(0), labels, num_classes=len(probabilities), ignore_index=ignored, validate_args=False
@@ -120,6 +121,55 @@ def count_image_pixels(index: int, probabilities: Tensor, mask: Tensor, ignored:
     label_probabilities = probabilities.gather(0, labels.masked_fill(~labelled, 0)[None])[0]
     loss = -label_probabilities[labelled].clamp(min=torch.finfo(label_probabilities.dtype).tiny).log().double().sum()
     return PixelCounts(index, confusion.cpu().numpy().astype(np.int64), float(loss))
+
+
+def count_pixels(
+    network: nn.Module,
+    data: SegmentationData,
+    indices: Sequence[int],
+    preprocessing: Preprocessing,
+    options: WindowOptions,
+    device: torch.device | str,
+    on_image: Callable[[int, Tensor], None] = lambda index, probabilities: None,
+) -> list[PixelCounts]:
+    """Count the pixels of each image at `indices` by label and prediction.
+
+    The images are divided among all processes, and every process returns the counts of all images. `on_image` is called
+    for each image of this process, with the image's index and (K, H, W) probabilities.
+    """
+    normalisation, pixel_counts = Normalisation(preprocessing.mean, preprocessing.std), []
+    with evaluation_mode(network):
+        for index in map(int, list(indices)[rank() :: world_size()]):
+            image = normalisation.apply(data.images.store.read(index)).to(device)
+            probabilities = pixel_probabilities(network, image, options)
+            pixel_counts.append(
+                count_image_pixels(index, probabilities, torch.from_numpy(data.masks.read(index)), IGNORED)
+            )
+            on_image(index, probabilities)
+    if world_size() == 1:
+        return pixel_counts
+    gathered: list[list[PixelCounts]] = [[] for _ in range(world_size())]
+    dist.all_gather_object(gathered, pixel_counts)
+    return [counts for process_counts in gathered for counts in process_counts]
+
+
+def count_and_write_masks(
+    model: SegmentationModel,
+    data: SegmentationData,
+    indices: Sequence[int],
+    options: WindowOptions,
+    folder: Path,
+    advance: Callable[[int, int], None],
+) -> list[PixelCounts]:
+    """Count pixels like `count_pixels`, and write the predicted masks to a folder; `advance` after each mask."""
+    mask_files: list[Path] = []
+
+    def write(index: int, probabilities: Tensor) -> None:
+        classes = probabilities.argmax(0).cpu().numpy()
+        mask_files.append(write_mask(folder, data.images.keys[index], classes, model.card.coding))
+        advance(len(mask_files), len(indices))
+
+    return count_pixels(model.network, data, indices, model.card.preprocessing, options, model.device, write)
 
 
 def scores_without_intervals(tallies: Iterable[PixelCounts]) -> dict[str, float]:

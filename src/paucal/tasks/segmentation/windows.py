@@ -17,26 +17,15 @@ from paucal.backbones.layout import Size
 
 @dataclass(frozen=True)
 class WindowOptions:
-    """Options of inference on a whole image.
+    """Options of inference on a whole image."""
 
-    Attributes:
-        size: (height, width) of a window in pixels.
-        overlap: Overlap of consecutive windows, as a fraction of the window size.
-        scales: Factors on the image's sides, over which probabilities are averaged.
-        mirror: Whether to average also over the mirror image.
-        batch: Number of windows per forward pass.
-        whole: Whether to run the network on the whole image at once instead of windows.
-        resize_to: Maximum shorter and longer side in pixels, to which the image is resized before `scales`; None if
-            the image keeps its size.
-    """
-
-    size: Size
-    overlap: float = 1 / 3
-    scales: tuple[float, ...] = (1.0,)
-    mirror: bool = False
-    batch: int = 4
-    whole: bool = False
-    resize_to: Size | None = None
+    size: Size  # (height, width) of a window in pixels
+    overlap: float = 1 / 3  # of consecutive windows, as a fraction of the window size
+    scales: tuple[float, ...] = (1.0,)  # factors on the image's sides, over which probabilities are averaged
+    mirror: bool = False  # average also over the mirror image
+    batch: int = 4  # windows per forward pass
+    whole: bool = False  # run the network on the whole image at once instead of windows
+    resize_to: Size | None = None  # maximum shorter and longer side in pixels before `scales`; None to keep the size
 
 
 @torch.inference_mode()
@@ -90,8 +79,7 @@ def window_logits(network: nn.Module, image: Tensor, options: WindowOptions) -> 
 def window_starts(length: int, window: int, overlap: float) -> list[int]:
     """Return the first pixel of each window along a side of `length` pixels.
 
-    Windows are equally spaced, except that the last window ends at the edge of the image. `overlap` is the overlap of
-    consecutive windows, as a fraction of the window size.
+    Windows are equally spaced, except that the last window ends at the edge of the image.
 
     Example:
         >>> window_starts(512, 256, 1 / 3), window_starts(256, 256, 0.0), window_starts(300, 256, 0.0)

@@ -16,12 +16,12 @@ from paucal.runner.console import Console
 from paucal.runner.images import decode_images
 from paucal.runner.resuming import typed_settings
 from paucal.runs import open_model_folder
-from paucal.tasks.segmentation.evaluation import count_and_write_masks
 from paucal.tasks.segmentation.images import SegmentationData, open_segmentation_data
 from paucal.tasks.segmentation.job import check_factors
 from paucal.tasks.segmentation.model import SegmentationModel, load_segmenter
 from paucal.tasks.segmentation.scores import (
     SegmentationReport,
+    count_and_write_masks,
     format_score,
     report_table,
     segmentation_report,
