@@ -39,7 +39,7 @@ from paucal.evaluation.protocols.logistic import (
     search_strength,
     strength_at,
 )
-from paucal.models.frozen import FrozenBackbone, random_backbone
+from paucal.models.named import FrozenBackbone, random_backbone
 from paucal.models.preprocessing import Preprocessing
 
 PREPROCESSING = Preprocessing((16, 16), 1.0, "bicubic", (0.5, 0.5, 0.5), (0.3, 0.3, 0.3))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paucal.backbones import BackboneSpec
 from paucal.backbones.features import FeatureBackbone
-from paucal.backbones.weights.inputs import timm_preprocessing
+from paucal.backbones.weights.checkpoints import timm_preprocessing
 from paucal.backbones.weights.start import start_from
 from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images

@@ -8,7 +8,7 @@ import timm
 from huggingface_hub import constants
 
 from paucal.backbones import BackboneSpec
-from paucal.backbones.weights.fetching import quiet_logs, require_reachable
+from paucal.backbones.names import quiet_logs, require_reachable
 from paucal.models.published import read_timm
 from paucal.types import UserError
 

@@ -4,8 +4,8 @@ import pytest
 import timm
 import torch
 
-from paucal.backbones.weights.checkpoints import PROGRAMS
-from paucal.backbones.weights.inputs import (
+from paucal.backbones.weights.checkpoints import (
+    PROGRAMS,
     WeightsPreprocessing,
     checkpoint_preprocessing,
     find_program,

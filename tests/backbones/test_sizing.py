@@ -6,8 +6,7 @@ import pytest
 import timm
 import torch
 
-from paucal.backbones.candidates import best_window, patch_sides
-from paucal.backbones.sizing import fit_to_image_size, fit_to_image_sizes
+from paucal.backbones.sizing import best_window, fit_to_image_size, fit_to_image_sizes, patch_sides
 from paucal.types import UserError
 
 VIT, SWIN, CONVNEXT, RESNET, PVT = (

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from timm.loss import BinaryCrossEntropy
 
-from paucal.losses.multi_label import multi_label_loss
+from paucal.losses.supervised import multi_label_loss
 
 LOGITS = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 TARGETS = (torch.rand(5, 4, generator=torch.Generator().manual_seed(1)) > 0.5).float()

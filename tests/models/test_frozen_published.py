@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 
 from paucal.backbones import BackboneSpec, names
 from paucal.backbones.families.common.positions import resample_positions
-from paucal.backbones.weights.inputs import WeightsPreprocessing
+from paucal.backbones.weights.checkpoints import WeightsPreprocessing
 from paucal.models import published
 from paucal.models.card import ModelCard
-from paucal.models.frozen import open_frozen
+from paucal.models.named import open_frozen
 from paucal.models.preprocessing import Preprocessing
 from paucal.runs import RunFolder
 from paucal.types import UserError

@@ -6,8 +6,7 @@ import torch
 from paucal.backbones import BackboneSpec
 from paucal.backbones.families.common.positions import resample_positions
 from paucal.models.card import ModelCard
-from paucal.models.frozen import open_frozen
-from paucal.models.named import open_named
+from paucal.models.named import open_frozen, open_named
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import save_trained
 from paucal.runner.starts import choose_weights

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 from contracts.test_objectives import StopAfter
-from paucal.backbones.weights.inputs import WeightsPreprocessing
+from paucal.backbones.weights.checkpoints import WeightsPreprocessing
 from paucal.data.decode import DecodeOptions
 from paucal.data.views.normalisation import Normalisation
 from paucal.methods.training_settings import TrainSettings
-from paucal.models.frozen import open_frozen
+from paucal.models.named import open_frozen
 from paucal.models.trained import load_trained
 from paucal.runner.console import SilentConsole
 from paucal.runner.images import normalisation

@@ -23,17 +23,11 @@ Token = str | tuple[int, int]
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a layer, in this order: prefix tokens, the cells (patches) of the grid row by row, suffix tokens.
+    """The tokens of a layer: first the prefix tokens, then the cells (patches) row by row, then the suffix tokens."""
 
-    Attributes:
-        grid: (rows, columns) of the grid.
-        prefix: Names of the tokens before the cells, such as "class", "distillation" or "register 1".
-        suffix: Names of the tokens after the cells, such as DHVT's "head 1".
-    """
-
-    grid: Size
-    prefix: tuple[str, ...] = ()
-    suffix: tuple[str, ...] = ()
+    grid: Size  # (rows, columns)
+    prefix: tuple[str, ...] = ()  # names of the tokens before the cells, such as "class", "distillation", "register 1"
+    suffix: tuple[str, ...] = ()  # names of the tokens after the cells, such as DHVT's "head 1"
 
     def __len__(self) -> int:
         return len(self.prefix) + self.cells + len(self.suffix)
@@ -75,17 +69,11 @@ class Tokens:
 
 
 class AttentionCall(NamedTuple):
-    """The call of an attention layer in a forward pass.
+    """The call of an attention layer in a forward pass."""
 
-    Attributes:
-        modules: The layer, the block that contains the layer, and all enclosing modules up to the model.
-        inputs: Positional arguments of the layer.
-        block_inputs: Positional arguments of the block.
-    """
-
-    modules: tuple[nn.Module, ...]
-    inputs: tuple[Any, ...]
-    block_inputs: tuple[Any, ...]
+    modules: tuple[nn.Module, ...]  # the layer, the block that contains it, and all enclosing modules up to the model
+    inputs: tuple[Any, ...]  # positional arguments of the layer
+    block_inputs: tuple[Any, ...]  # positional arguments of the block
 
     @property
     def layer(self) -> Any:
@@ -104,43 +92,27 @@ class AttentionCall(NamedTuple):
 
 
 class AttentionGroups(NamedTuple):
-    """The tokens of a layer's queries and keys, in groups (such as windows) in which all queries have the same keys.
+    """The tokens of a layer's queries and keys, in groups (such as windows) in which all queries have the same keys."""
 
-    Attributes:
-        tokens: Tokens of the queries.
-        key_tokens: Tokens of the keys; equal to `tokens` unless the layer pools keys or queries.
-        queries: (groups, Q) index in `tokens` of each query, -1 for padding.
-        keys: (groups, K) index in `key_tokens` of each key, -1 for padding.
-    """
-
-    tokens: Tokens
-    key_tokens: Tokens
-    queries: Tensor
-    keys: Tensor
+    tokens: Tokens  # of the queries
+    key_tokens: Tokens  # of the keys; equal to `tokens` unless the layer pools keys or queries
+    queries: Tensor  # (groups, Q) index in `tokens` of each query, -1 for padding
+    keys: Tensor  # (groups, K) index in `key_tokens` of each key, -1 for padding
 
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """How to read the attention weights of a class of layers.
+    """How to read the attention weights of a class of layers."""
 
-    Attributes:
-        weights: How to get the weights: "fused_attn" if they pass through `attn_drop` while `fused_attn` is False,
-            "attn_drop" if they always pass through `attn_drop`, "softmax" if the output of the softmax must be
-            intercepted.
-        find_groups: Function that returns the groups from (call, weights, image size); None if all tokens are in one
-            group.
-        groups_last: Whether 5-D weights are (B, heads, groups, Q, K); False for (B, groups, heads, Q, K).
-        pools: What is pooled to a coarser grid: "nothing", "keys", or "queries" for both queries and keys.
-        between_cells: Whether cells attend to each other; False if channels attend to each other.
-        suffix: Function from a layer to the names of the tokens after the cells.
-    """
-
+    # "fused_attn" if the weights pass through `attn_drop` while `fused_attn` is False, "attn_drop" if they always pass
+    # through it, "softmax" if the output of the softmax must be intercepted.
     weights: Literal["fused_attn", "attn_drop", "softmax"] = "fused_attn"
+    # Returns the groups from (call, weights, image size); None if all tokens are in one group.
     find_groups: Callable[[AttentionCall, Tensor, Size], AttentionGroups | None] | None = None
-    groups_last: bool = False
-    pools: Literal["nothing", "keys", "queries"] = "nothing"
-    between_cells: bool = True
-    suffix: Callable[[Any], tuple[str, ...]] = lambda layer: ()
+    groups_last: bool = False  # whether 5-D weights are (B, heads, groups, Q, K), instead of (B, groups, heads, Q, K)
+    pools: Literal["nothing", "keys", "queries"] = "nothing"  # to a coarser grid; "queries" for both queries and keys
+    between_cells: bool = True  # whether cells attend to each other; False if channels attend to each other
+    suffix: Callable[[Any], tuple[str, ...]] = lambda layer: ()  # from a layer to the names of tokens after the cells
 
 
 def prefix_names(model: nn.Module, count: int) -> tuple[str, ...]:

@@ -57,13 +57,7 @@ class _SoftmaxRecorder(TorchFunctionMode):
 
 
 def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the attention layers whose weights can be recorded, by dotted name, from shallow to deep.
-
-    Example:
-        >>> import timm
-        >>> list(attention_layers(timm.create_model("vit_tiny_patch16_224", depth=2)))
-        ['blocks.0.attn', 'blocks.1.attn']
-    """
+    """Return the attention layers whose weights can be recorded, by dotted name, from shallow to deep."""
     return {name: module for name, module in model.named_modules() if _has_readable_weights(module)}
 
 
@@ -81,19 +75,9 @@ def recorded_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
     The weights are taken after the softmax and before dropout. Their shape is (B, heads, queries, keys); in layers with
     windows, the first axis has an entry for each window of each image. Gradients flow through the weights unless the
-    forward pass runs without gradients. A second forward pass overwrites the weights. The model must not be compiled,
-    since compiled code ignores hooks that are added later.
-
-    Yields:
-        Dictionary from the dotted names of layers to their weights, which is filled when the model runs.
-
-    Example:
-        >>> import timm, torch
-        >>> model = timm.create_model("vit_tiny_patch16_224", depth=2, img_size=32)
-        >>> with recorded_attention(model) as maps:
-        ...     logits = model(torch.zeros(1, 3, 32, 32))
-        >>> maps["blocks.1.attn"].shape
-        torch.Size([1, 3, 5, 5])
+    forward pass runs without gradients. A second forward pass overwrites the weights, which are in the yielded
+    dictionary by the dotted names of layers. The model must not be compiled, since compiled code ignores hooks that are
+    added later.
     """
     maps: dict[str, Tensor] = {}
     layers = attention_layers(model)

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from paucal.backbones.empty_models import CacheKey, build_empty
+from paucal.backbones.empty_models import build_empty, cached_by_text
 from paucal.backbones.layout import Size
 from paucal.backbones.probe import make_dummy_images
 
@@ -22,41 +21,26 @@ FLOAT_BYTES = 4  # size of a float32 in bytes
 
 @dataclass(frozen=True)
 class Cost:
-    """Lower bounds of a model's cost for one image.
-
-    Attributes:
-        parameters: Number of parameters of the model.
-        macs: Multiply-adds of a forward pass, without the matrix products of attention.
-        activation_bytes: Size in bytes of the tensors that a float32 forward pass saves for the backward pass, without
-            attention matrices.
-        largest_tensor_bytes: Size in bytes of the largest saved tensor.
-    """
+    """Lower bounds of a model's cost for one image."""
 
     parameters: int
-    macs: int
-    activation_bytes: int
-    largest_tensor_bytes: int
+    macs: int  # multiply-adds of a forward pass, without the matrix products of attention
+    activation_bytes: int  # tensors that a float32 forward pass saves for the backward pass, without attention matrices
+    largest_tensor_bytes: int  # size of the largest saved tensor
 
 
+@cached_by_text
 def image_cost(name: str, image_size: Size, arguments: Mapping[str, Any]) -> Cost | None:
     """Return a model's cost for one image; None if the model cannot run on the meta device.
 
-    Args:
-        name: Name of a timm model.
-        image_size: (height, width) in pixels.
-        arguments: All constructor arguments for this image size.
+    `arguments` are all constructor arguments for this image size.
 
     Example:
         >>> cost = image_cost("resnet18", (224, 224), {})
         >>> round(cost.parameters / 1e6, 1), round(cost.macs / 1e9, 1), round(cost.activation_bytes / 2**20)
         (11.7, 1.8, 21)
     """
-    return _measure_cost(name, tuple(image_size), CacheKey.from_arguments(arguments))
-
-
-@lru_cache(maxsize=256)
-def _measure_cost(name: str, image_size: Size, key: CacheKey) -> Cost | None:
-    model = build_empty(name, key.arguments).train()
+    model = build_empty(name, arguments).train()
     saved_tensors: dict[int, Tensor] = {}
     counter = FlopCounterMode(display=False)
 
@@ -100,15 +84,10 @@ class MatrixFreeAttention(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class SubmoduleCost:
-    """The cost of a submodule for one image.
+    """The cost of a submodule for one image."""
 
-    Attributes:
-        parameters: Number of parameters, trained or frozen.
-        macs: Multiply-adds without the matrix products of attention, as the papers' code counts them.
-    """
-
-    parameters: int
-    macs: int
+    parameters: int  # trained or frozen
+    macs: int  # multiply-adds without the matrix products of attention, as the papers' code counts them
 
 
 @contextmanager

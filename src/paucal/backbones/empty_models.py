@@ -3,8 +3,8 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import timm
 import torch
@@ -18,6 +18,9 @@ from paucal.backbones.layout import Size
 from paucal.backbones.names import create_model
 from paucal.backbones.probe import make_dummy_images, temporary_eval_mode
 from paucal.types import UserError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # Exceptions that timm's constructors and models raise for unsuitable image sizes.
 _SIZE_ERRORS = (
@@ -33,22 +36,18 @@ _FILLS = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class CacheKey:
-    """The arguments of a model's constructor, as a hashable cache key.
+def cached_by_text(function: Callable[P, T]) -> Callable[P, T]:
+    """Cache the results of a function by the text of its arguments, since mappings are not hashable."""
+    results: dict[str, T] = {}
 
-    Attributes:
-        text: The arguments as text; keys are compared and hashed by this text.
-        arguments: The arguments.
-    """
+    @wraps(function)
+    def cached(*arguments: P.args, **options: P.kwargs) -> T:
+        key = repr((arguments, options))
+        if key not in results:
+            results[key] = function(*arguments, **options)
+        return results[key]
 
-    text: str
-    arguments: Mapping[str, Any] = field(compare=False)
-
-    @classmethod
-    def from_arguments(cls, arguments: Mapping[str, Any]) -> "CacheKey":
-        """Return the key for these arguments."""
-        return cls(repr(arguments), arguments)
+    return cached
 
 
 class _NoInitialValues(TorchFunctionMode):
@@ -97,8 +96,12 @@ def try_size(name: str, image_size: Size, arguments: Mapping[str, Any]) -> Featu
     return None if is_enlarged else backbone
 
 
+@cached_by_text
 def supports_sizes(name: str, image_sizes: Sequence[Size], arguments: Mapping[str, Any]) -> bool:
-    """Return whether a model, built once with these arguments, runs with images of all these sizes."""
+    """Return whether a model, built once with these arguments, runs with images of all these sizes.
+
+    The results are cached, since a run needs them for student and teacher.
+    """
     backbone = try_size(name, image_sizes[0], arguments)
     if backbone is None:
         return False

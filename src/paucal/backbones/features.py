@@ -6,15 +6,14 @@ backbone returns pooled features and the model's logits.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, overload
 
 from torch import Tensor, nn
 
-from paucal.backbones.forward_hooks import HookedTensors
 from paucal.backbones.layout import LayoutHints, Size, last_tensor, to_grid
 from paucal.backbones.probe import (
     FeaturePlan,
+    HookedTensors,
     final_prefixes,
     make_dummy_images,
     make_feature_plan,
@@ -129,10 +128,19 @@ class FeatureBackbone(nn.Module):
         requests = (request,) if isinstance(request, FeatureRequest) else request
         final, maps, tensors = self._run_model(images, requests, mix_box)
         size = (images.shape[-2], images.shape[-1])
-        last = self._last_grid(final, maps, size)
+        prefixes = self._plan.prefixes
+        last = (
+            self._to_grid(final, size, final_prefixes(prefixes))
+            if maps is None or self._plan.final_is_grid
+            else maps[-1]
+        )
         pooled = last_tensor(final)[:, 0] if self._plan.class_token else last.mean((2, 3))
         logits, token_logits, distilled = self._logits_of(final, dense)
-        grid_of = partial(self._hooked_grid, tensors, size, (last.shape[2], last.shape[3]))
+        sides = (last.shape[2], last.shape[3])
+
+        def grid_of(name: str) -> Tensor:
+            return self._to_grid(tensors[name], size, prefixes, sides)
+
         features = [
             Features(self._requested_grids(item, last, maps, grid_of), pooled, logits, token_logits, distilled)
             for item in requests
@@ -187,17 +195,8 @@ class FeatureBackbone(nn.Module):
             self._hooked.tensors = None
         return final, maps, tensors
 
-    def _last_grid(self, final: Any, maps: list[Tensor] | None, size: Size) -> Tensor:
-        if not self._plan.final_is_grid:
-            return maps[-1]  # type: ignore[index]
-        prefixes, hints = final_prefixes(self._plan.prefixes), LayoutHints(self._plan.channels_last)
-        return self._require_grid(to_grid(final, size, prefixes, hints), size)
-
-    def _hooked_grid(self, tensors: dict[str, Any], size: Size, sides: Size, name: str) -> Tensor:
-        hints = LayoutHints(self._plan.channels_last, sides)
-        return self._require_grid(to_grid(tensors[name], size, self._plan.prefixes, hints), size)
-
-    def _require_grid(self, grid: Tensor | None, size: Size) -> Tensor:
+    def _to_grid(self, output: Any, size: Size, prefixes: tuple[int, ...], sides: Size | None = None) -> Tensor:
+        grid = to_grid(output, size, prefixes, LayoutHints(self._plan.channels_last, sides))
         if grid is None:
             raise ValueError(f"an output of {model_name(self.model)} is not a grid for images of {size} pixels")
         return grid

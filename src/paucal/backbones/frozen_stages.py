@@ -20,11 +20,8 @@ class FrozenStages:
 
     A hook on the first trained stage reads the stage's input, or replaces this input by stored activations. In the
     second case, the network is called with a single image instead of the batch, so that the frozen stages process only
-    one image. This works for any architecture.
-
-    Args:
-        model: A timm model whose stem and first stages are frozen and in evaluation mode during training.
-        n_frozen: Number of frozen stages.
+    one image. This works for any architecture. The stem and the first `n_frozen` stages of the model must be frozen and
+    in evaluation mode during training.
     """
 
     def __init__(self, model: nn.Module, n_frozen: int) -> None:
@@ -67,8 +64,7 @@ class FrozenStages:
     def resume_from(self, activations: Tensor) -> Tensor:
         """Let the network continue from the activations of a batch, until `forget_activations` is called.
 
-        Returns:
-            The single image (1, C, H, W) with which to call the network instead of the batch.
+        Return the single image (1, C, H, W) with which to call the network instead of the batch.
         """
         if self._image is None:
             raise RuntimeError("no image is stored: call `activations` first")

@@ -12,13 +12,7 @@ from paucal.types import UserError
 
 
 def classifier_modules(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the modules that compute the logits; empty if the model has no classifier.
-
-    Example:
-        >>> import timm
-        >>> classifier_modules(timm.create_model("resnet18"))
-        ('fc',)
-    """
+    """Return the names of the modules that compute the logits; empty if the model has no classifier."""
     classifier: Any = (getattr(model, "pretrained_cfg", None) or {}).get("classifier")
     names = [classifier] if isinstance(classifier, str) else list(classifier or ())
     if not names and hasattr(model, "get_classifier"):
@@ -64,11 +58,7 @@ def layer_lr_scales(model: nn.Module, decay: float) -> dict[str, float]:
     """Return the learning-rate factor of each parameter: `decay` to the power of the number of layers above.
 
     This is the layer-wise decay of BEiT (Bao et al., ICLR 2022, appendix), as in timm's `param_groups_layer_decay`. The
-    classifier has the factor 1, the last block `decay`, and the stem the smallest factor.
-
-    Args:
-        model: A timm model.
-        decay: Learning rate of a layer, divided by the learning rate of the layer above, in (0, 1]; 1 for equal rates.
+    classifier has the factor 1, the last block `decay`, which is in (0, 1], and the stem the smallest factor.
     """
     ids = layer_ids(model)
     last = max(ids.values())

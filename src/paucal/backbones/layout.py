@@ -17,34 +17,22 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of a tensor that is a grid.
-
-    Attributes:
-        kind: "tokens" for (B, prefix + H * W, C), with the cells row by row; "nhwc" for (B, H, W, C); "nchw" for
-            (B, C, H, W).
-        prefix: Number of leading tokens that are not cells.
-        height: Number of rows H of the grid.
-        width: Number of columns W of the grid.
-    """
+    """The layout of a tensor that is a grid: (B, prefix + H * W, C) tokens row by row, (B, H, W, C) or (B, C, H, W)."""
 
     kind: Literal["tokens", "nhwc", "nchw"]
-    prefix: int
+    prefix: int  # number of leading tokens that are not cells
     height: int
     width: int
 
 
 @dataclass(frozen=True)
 class LayoutHints:
-    """Properties of a model that decide between several possible layouts of a tensor.
+    """Properties of a model that decide between several possible layouts of a tensor."""
 
-    Attributes:
-        channels_last: Whether the model's maps are (B, H, W, C). For example, a tensor of shape (B, 24, 24, 24) is
-            ambiguous without this hint.
-        sides: (rows, columns) of the model's last grid; None if unknown. For example, 12 tokens can be 2 x 5 cells and
-            two class tokens, or 2 x 6 cells without class tokens.
-    """
-
+    # Whether the model's maps are (B, H, W, C). A tensor of shape (B, 24, 24, 24) is ambiguous without this hint.
     channels_last: bool = False
+    # (rows, columns) of the model's last grid; None if unknown. 12 tokens can be 2 x 5 cells and two class tokens, or
+    # 2 x 6 cells without class tokens.
     sides: tuple[int, int] | None = None
 
 
@@ -70,12 +58,7 @@ def aspect_mismatch(height: int, width: int, image_size: Size) -> float | None:
 
 
 def grid_sides(cells: int, image_size: Size) -> tuple[int, int] | None:
-    """Return the (rows, columns) of a grid with this number of cells that fits an image; None if there is no such grid.
-
-    Example:
-        >>> grid_sides(24, (64, 96)), grid_sides(197, (224, 224))
-        ((4, 6), None)
-    """
+    """Return the (rows, columns) of a grid with this number of cells that fits an image; None if there is none."""
     if cells < 1:
         return None
     estimate = math.floor(math.sqrt(cells * image_size[0] / image_size[1]))
@@ -92,15 +75,7 @@ def read_layout(
 ) -> Layout | None:
     """Return the layout of a tensor of features; None if the tensor is not a grid of the image's cells.
 
-    Args:
-        shape: Shape of the tensor, batch first.
-        image_size: (height, width) in pixels of the images from which the tensor was computed.
-        prefixes: Possible numbers of leading tokens that are not cells, the most likely first.
-        hints: Properties of the model that decide if several layouts are possible.
-
-    Example:
-        >>> read_layout((2, 197, 192), (224, 224), (1, 0))
-        Layout(kind='tokens', prefix=1, height=14, width=14)
+    `prefixes` are the possible numbers of leading tokens that are not cells, the most likely first.
     """
     if len(shape) == 4:
         maps = [Layout("nchw", 0, shape[2], shape[3]), Layout("nhwc", 0, shape[1], shape[2])]

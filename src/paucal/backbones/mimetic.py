@@ -6,8 +6,6 @@ properties. For a plain ViT, the paper reports that accuracy rises by over 5 per
 on ImageNet.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor, nn
 
@@ -27,40 +25,28 @@ def init_mimetic(model: nn.Module, generator: torch.Generator) -> int:
     decomposition, which is truncated to the number of channels per head for queries and keys. Biases are set to 0. The
     paper also initialises position embeddings with sines; this function does not change them.
 
-    Args:
-        model: Model whose attention layers have one linear layer `qkv` for queries, keys and values and one linear
-            layer `proj` for the output, such as timm's ViT and Swin, and DHVT.
-        generator: Random generator on the CPU.
-
-    Returns:
-        The number of initialised layers.
+    The attention layers must have one linear layer `qkv` for queries, keys and values and one linear layer `proj` for
+    the output, as timm's ViT and Swin, and DHVT. Return the number of initialised layers.
     """
-    layers = list(_layers_with_joint_weights(model))
-    for layer in layers:
-        _init_layer(layer, generator)
-    if not layers:
+    count = 0
+    for layer in attention_layers(model).values():
+        qkv, output = getattr(layer, "qkv", None), getattr(layer, "proj", None)
+        # Swin v2 normalises queries and keys, so the scale of their weights has no effect.
+        is_cosine = hasattr(layer, "logit_scale")
+        if is_cosine or not isinstance(qkv, nn.Linear) or not isinstance(output, nn.Linear):
+            continue
+        if qkv.out_features == 3 * qkv.in_features and output.in_features == output.out_features:
+            _init_layer(qkv, output, int(layer.num_heads), generator)  # type: ignore[arg-type]
+            count += 1
+    if not count:
         raise UserError(
             f"--attention-init mimetic needs attention with one linear layer for queries, keys and values, which "
             f"{type(model).__name__} does not have: remove the option, or choose a ViT, Swin or DHVT."
         )
-    return len(layers)
+    return count
 
 
-def _layers_with_joint_weights(model: nn.Module) -> Iterator[nn.Module]:
-    for layer in attention_layers(model).values():
-        qkv, output = getattr(layer, "qkv", None), getattr(layer, "proj", None)
-        if not (isinstance(qkv, nn.Linear) and isinstance(output, nn.Linear)):
-            continue
-        # Swin v2 normalises queries and keys, so the scale of their weights has no effect.
-        is_cosine = hasattr(layer, "logit_scale")
-        if qkv.out_features == 3 * qkv.in_features and output.in_features == output.out_features and not is_cosine:
-            yield layer
-
-
-def _init_layer(layer: nn.Module, generator: torch.Generator) -> None:
-    qkv, output, heads = layer.qkv, layer.proj, int(layer.num_heads)  # type: ignore[arg-type]
-    assert isinstance(qkv, nn.Linear)
-    assert isinstance(output, nn.Linear)
+def _init_layer(qkv: nn.Linear, output: nn.Linear, heads: int, generator: torch.Generator) -> None:
     dim = qkv.in_features
     pairs = [_low_rank_factors(dim, QUERY_KEY_FACTOR, QUERY_KEY_FACTOR, dim // heads, generator) for _ in range(heads)]
     value, out = _low_rank_factors(dim, VALUE_OUTPUT_FACTOR, -VALUE_OUTPUT_FACTOR, dim, generator)

@@ -9,27 +9,104 @@ tried by building the model on the meta device, which computes no values, so no 
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from timm.models.convnext import ConvNeXt
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.swin_transformer_v2 import SwinTransformerV2
 from torch import nn
 
-from paucal.backbones.candidates import (
-    MIN_STAGED_CELLS,
-    PREFERRED_VIT_CELLS,
-    candidate_arguments,
-    has_single_grid,
-    min_cells,
-)
-from paucal.backbones.empty_models import CacheKey, build_empty, patch_size, reductions, supports_sizes, try_size
+from paucal.backbones.empty_models import build_empty, patch_size, reductions, supports_sizes, try_size
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
 from paucal.backbones.names import require_harmless_arguments
 from paucal.types import UserError
 
+# Numbers of cells (spatial positions) along the shorter side of the last grid. A backbone with stages needs at least 4.
+# A backbone without stages (a ViT), whose cells all attend to each other from the first block on, needs at least 7, the
+# number for images of 224 pixels and patches of 32 pixels. 8 cells are preferred, since more image sizes are multiples
+# of 8.
+MIN_STAGED_CELLS, MIN_VIT_CELLS, PREFERRED_VIT_CELLS, MAX_VIT_CELLS = 4, 7, 8, 16
+_WINDOW_SIDES = (7, 8, 6, 5, 4)  # sides of Swin's attention windows in cells, in order of preference
+_USUAL_IMAGE_SIDE = 224  # side in pixels of the images for which most models were designed
 _SMALL_MODEL = "vit_mini"  # recommended for small images
+
+
+def min_cells(model: nn.Module) -> int:
+    """Return the smallest recommended number of cells along the shorter side of a model's last grid."""
+    return MIN_VIT_CELLS if has_single_grid(model) else MIN_STAGED_CELLS
+
+
+def has_single_grid(model: nn.Module) -> bool:
+    """Return whether all blocks of a model have the same grid (as in a ViT); False if the grid differs by stage."""
+    return len(set(reductions(model))) == 1
+
+
+def candidate_arguments(model: nn.Module, image_size: Size, user_args: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield constructor arguments that change a model's grid, without overriding the user's arguments."""
+    if isinstance(model, SwinTransformer | SwinTransformerV2) and min(image_size) < _USUAL_IMAGE_SIDE:
+        yield from _swin_arguments(model, image_size, user_args)
+        return
+    yield {}
+    if has_single_grid(model):
+        if "patch_size" not in user_args and min(image_size) < MIN_VIT_CELLS * reductions(model)[0]:
+            yield from ({"patch_size": side} for side in patch_sides(image_size))
+        return
+    strides = () if "output_stride" in user_args else (16, 8)
+    yield from ({"output_stride": stride} for stride in strides[:1])
+    if isinstance(model, ConvNeXt) and "patch_size" not in user_args:
+        yield {"patch_size": 1}  # not 2, since timm's first stage would then halve the grid again
+    yield from ({"output_stride": stride} for stride in strides[1:])
+
+
+def patch_sides(image_size: Size) -> list[int]:
+    """Return the sides of square patches, in pixels, that give 7 to 16 cells along an image's shorter side.
+
+    The side that gives 8 cells comes first, then the other sides from large to small.
+    """
+    side = min(image_size)
+    common = math.gcd(*image_size)
+    sides = [p for p in range(1, common + 1) if common % p == 0 and MIN_VIT_CELLS <= side // p <= MAX_VIT_CELLS]
+    return sorted(sides, key=lambda p: (side // p != PREFERRED_VIT_CELLS, -p))
+
+
+def _swin_arguments(model: nn.Module, image_size: Size, user_args: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    sizes = [getattr(module, "window_size", (0,)) for module in model.modules()]
+    default_patch = max(patch_size(model) or (4,))
+    default_window = max(max(size) for size in sizes if isinstance(size, tuple))
+    stages = len(reductions(model))
+    for patch in [default_patch] if "patch_size" in user_args else [p for p in (4, 2, 1) if p <= default_patch]:
+        swin_arguments = {} if patch == default_patch else {"patch_size": patch}
+        window = best_window(image_size, patch, stages)
+        if "window_size" not in user_args and window != default_window:
+            swin_arguments["window_size"] = window
+        yield swin_arguments
+
+
+def best_window(image_size: Size, patch: int, stages: int) -> int:
+    """Return the side of the attention window, in cells, for which the grids of a Swin need the least padding.
+
+    The padding of each stage is measured relative to the stage's number of cells, and the results are added. In a tie,
+    the first of 7 (Swin's default), 8, 6, 5 and 4 is chosen.
+    """
+
+    def padded(side: int, window: int) -> int:
+        return (
+            side if side <= window else math.ceil(side / window) * window
+        )  # timm shrinks windows larger than the grid
+
+    def relative_padding(window: int) -> float:
+        total = 0.0
+        for stage in range(stages):
+            height, width = (math.ceil(side / (patch * 2**stage)) for side in image_size)
+            total += padded(height, window) * padded(width, window) / (height * width) - 1
+        return total
+
+    return min(_WINDOW_SIDES, key=relative_padding)
 
 
 @dataclass(frozen=True)
@@ -122,18 +199,13 @@ def _build_at_default_size(name: str, image_size: Size, user_args: dict[str, Any
 
 
 def fit_to_image_sizes(name: str, image_sizes: Sequence[Size], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return constructor arguments with which one model runs at several image sizes.
+    """Return constructor arguments with which one model runs at several image sizes, (height, width) in pixels.
 
-    Args:
-        name: Name of a timm model.
-        image_sizes: (height, width) in pixels of each size; the model is built for the first size.
-        arguments: All constructor arguments for the first size, to which further arguments are added if needed.
+    These are the arguments for the first size and, if needed, further ones.
     """
     for size_arguments in ({}, {"dynamic_img_size": True}):
         extended = {**arguments, **size_arguments}
-        if _supports_sizes(
-            name, tuple((height, width) for height, width in image_sizes), CacheKey.from_arguments(extended)
-        ):
+        if supports_sizes(name, [(height, width) for height, width in image_sizes], extended):
             return extended
     sizes = " and ".join(_size_text(size) for size in image_sizes)
     raise UserError(
@@ -142,25 +214,13 @@ def fit_to_image_sizes(name: str, image_sizes: Sequence[Size], arguments: Mappin
     )
 
 
-@lru_cache(maxsize=256)
-def _supports_sizes(name: str, image_sizes: tuple[Size, ...], key: CacheKey) -> bool:
-    """Return whether a model runs at all of these sizes; cached, since a run needs this for student and teacher."""
-    return supports_sizes(name, image_sizes, key.arguments)
-
-
 @dataclass(frozen=True)
 class _SizedModel:
-    """A model built for an image size, with the constructor arguments that were added to the user's.
+    """A model built for an image size, with the constructor arguments that were added to the user's."""
 
-    Attributes:
-        backbone: The model, on the meta device.
-        size_argument: The argument `img_size`; empty if the model does not need this argument.
-        grid_arguments: Arguments that make the grid finer; empty if none are needed.
-    """
-
-    backbone: FeatureBackbone
-    size_argument: dict[str, Any]
-    grid_arguments: dict[str, Any]
+    backbone: FeatureBackbone  # on the meta device
+    size_argument: dict[str, Any]  # the argument `img_size`; empty if the model does not need it
+    grid_arguments: dict[str, Any]  # arguments that make the grid finer; empty if none are needed
 
     @property
     def side(self) -> int:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from timm.layers.norm_act import convert_sync_batchnorm
 from torch import nn
 
 from paucal.backbones.cost import FLOAT_BYTES, image_cost
-from paucal.backbones.empty_models import CacheKey, build_empty, meta_device
+from paucal.backbones.empty_models import build_empty, cached_by_text, meta_device
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
 from paucal.backbones.names import create_model, require_architecture_arguments, require_model_name
@@ -122,7 +121,7 @@ class BackboneSpec:
         if not 0 <= rate < 1:
             raise UserError(f"The drop-path rate is {rate}; it must be at least 0 and below 1.")
         extended = {**arguments, "drop_path_rate": rate}
-        if _accepts_arguments(self.name, CacheKey.from_arguments(extended)):
+        if _accepts_arguments(self.name, extended):
             return extended
         if rate == 0:
             return arguments
@@ -150,11 +149,11 @@ def _require_memory(spec: BackboneSpec, parameters: int, arguments: Mapping[str,
         )
 
 
-@lru_cache(maxsize=256)
-def _accepts_arguments(name: str, key: CacheKey) -> bool:
+@cached_by_text
+def _accepts_arguments(name: str, arguments: Mapping[str, Any]) -> bool:
     """Return whether a model can be built with these arguments; cached, since each build of the network needs this."""
     try:
-        build_empty(name, key.arguments)
+        build_empty(name, arguments)
     except UserError:
         return False
     return True

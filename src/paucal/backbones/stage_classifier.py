@@ -9,10 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paucal.backbones.forward_hooks import HookedTensors, hook_output, recorded_outputs
 from paucal.backbones.layers import classifier_modules
 from paucal.backbones.layout import LayoutHints, Size, last_tensor, read_layout
-from paucal.backbones.probe import make_dummy_images, model_name, prefixes_and_channels_last, temporary_eval_mode
+from paucal.backbones.probe import (
+    HookedTensors,
+    hook_output,
+    make_dummy_images,
+    model_name,
+    prefixes_and_channels_last,
+    recorded_outputs,
+    temporary_eval_mode,
+)
 from paucal.types import UserError
 
 N_STAGES = 3  # number of last stages to pool; earlier stages have few channels and improve accuracy less
@@ -22,18 +29,11 @@ _CELL_AXES = {"nchw": (2, 3), "nhwc": (1, 2), "tokens": (1,)}  # axes of the cel
 
 @dataclass(frozen=True)
 class StagePooling:
-    """How to pool the output of a stage.
+    """How to pool the output of a stage."""
 
-    Attributes:
-        name: Name of the stage's module.
-        kind: Layout of the stage's output, see `Layout`.
-        prefix: Number of leading tokens that are not cells.
-        channels: Number of channels.
-    """
-
-    name: str
-    kind: Literal["tokens", "nhwc", "nchw"]
-    prefix: int
+    name: str  # of the stage's module
+    kind: Literal["tokens", "nhwc", "nchw"]  # see `Layout`
+    prefix: int  # number of leading tokens that are not cells
     channels: int
 
     def pool(self, output: Any) -> tuple[Tensor, Tensor]:
@@ -48,11 +48,7 @@ def last_stage_poolings(model: nn.Module, image_size: Size) -> tuple[StagePoolin
     """Return how to pool the outputs of a model's last three stages.
 
     The result is empty if timm does not list the model's stages as modules, if the outputs of the stages are not grids
-    of cells, or if the model has no classifier.
-
-    Args:
-        model: A timm model, which is run once on an image of zeros.
-        image_size: (height, width) in pixels.
+    of cells, or if the model has no classifier. The model is run once on an image of zeros.
     """
     feature_info: Any = list(getattr(model, "feature_info", None) or [])
     names = [str(entry.get("module")) for entry in feature_info if isinstance(entry, dict)]
@@ -77,9 +73,7 @@ def last_stage_poolings(model: nn.Module, image_size: Size) -> tuple[StagePoolin
 class StagePool:
     """Concatenates a model's last features with the pooled maps of its last stages, from the same forward pass.
 
-    Args:
-        model: A timm model, on which hooks stay until `close` is called.
-        maps: Maps to pool, see `last_stage_poolings`.
+    Hooks stay on the model until `close` is called.
     """
 
     def __init__(self, model: nn.Module, maps: Sequence[StagePooling]) -> None:
@@ -110,12 +104,6 @@ class StageClassifier(nn.Linear):
     """A linear classifier on a network's (B, D) last features and the pooled maps of its last stages.
 
     This module replaces the network's classifier and, like the original classifier, is called with the last features.
-
-    Args:
-        model: Network whose stages are pooled.
-        maps: Maps to pool, see `last_stage_poolings`.
-        n_last_features: Number D of last features.
-        n_classes: Number K of classes.
     """
 
     def __init__(self, model: nn.Module, maps: Sequence[StagePooling], n_last_features: int, n_classes: int) -> None:

@@ -37,27 +37,11 @@ class PyramidBackbone(nn.Module):
 
     For models without batch norms (Swin, ConvNeXt), each map is normalised by a layer norm, as in the published
     detectors with these models. Parameters that affect no map (of a classifier or a last norm, for example) get
-    `requires_grad=False`.
+    `requires_grad=False`. Maps with strides below `finest` pixels are not computed.
 
-    Args:
-        backbone: Backbone of any family.
-        any_size: Whether the model runs at sizes other than `backbone.image_size`; see `stage_maps`.
-        finest: Smallest stride in pixels; maps with smaller strides are not computed.
-
-    Attributes:
-        strides: Stride of each map in pixels, powers of two in increasing order.
-        channels: Number of channels of each map.
-        multiple: The sides of images are padded to multiples of this number of pixels.
-        fixed_size: (height, width) in pixels to which all images are padded, if the model runs only at this size; None
-            if the model runs at any size.
-
-    Example:
-        >>> import timm, torch
-        >>> maps = PyramidBackbone(FeatureBackbone(timm.create_model("resnet18", num_classes=0), (64, 64)))
-        >>> maps.strides, maps.channels
-        ((4, 8, 16, 32), (64, 128, 256, 512))
-        >>> [tuple(grid.shape[2:]) for grid in maps(torch.zeros(1, 3, 50, 70))]
-        [(16, 24), (8, 12), (4, 6), (2, 3)]
+    `strides` are powers of two in increasing order, in pixels, and `multiple` is the largest, to multiples of which the
+    sides of images are padded. `fixed_size` is the (height, width) in pixels to which all images are padded; None if
+    the model runs at any size.
     """
 
     def __init__(self, backbone: FeatureBackbone, any_size: bool = True, finest: int = MIN_STRIDE) -> None:
@@ -91,14 +75,9 @@ class PyramidBackbone(nn.Module):
         self._freeze_unused_parameters()
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Return the maps of a batch, shallow to deep.
+        """Return the maps of a batch, shallow to deep, for (B, C, H, W) images, normalised as the model expects.
 
-        Args:
-            images: (B, C, H, W) images, normalised as the model expects; they are padded with zeros on the right and
-                bottom.
-
-        Returns:
-            One (B, channels, H' / stride, W' / stride) map per stride, where H' and W' are the sides after padding.
+        A map is (B, channels, H' / stride, W' / stride), where H' and W' are the sides after padding.
         """
         return self.maps_from_grids(self.grids(images), self.padded_size(images.shape[-2], images.shape[-1]))
 
@@ -117,12 +96,7 @@ class PyramidBackbone(nn.Module):
         )
 
     def maps_from_grids(self, grids: Sequence[Tensor], size: Size) -> list[Tensor]:
-        """Return the maps of a batch from the output of `grids`.
-
-        Args:
-            grids: (B, channels, rows, columns) tensors.
-            size: (height, width) of the images in pixels, after padding.
-        """
+        """Return the maps of a batch from the output of `grids`, for images that have the size `size` after padding."""
         per_level = [*grids] * (len(self.levels) if self._has_single_grid else 1)
         maps = [level(grid) for level, grid in zip(self.levels, per_level, strict=True)]
         return [_resize_exactly(grid, (size[0] // n, size[1] // n)) for grid, n in zip(maps, self.strides, strict=True)]
@@ -167,10 +141,7 @@ def build_pyramid_backbone(
 ) -> PyramidBackbone:
     """Build a backbone that returns feature maps, for images of any size if the model supports this.
 
-    Args:
-        spec: Specification of the backbone, with the size of the largest images.
-        drop_path_rate: Probability that a block is skipped in training; None for the model's default.
-        finest: Smallest stride in pixels.
+    The size in the specification is that of the largest images. The default of `drop_path_rate` is the model's.
     """
     spec = replace(spec, image_size=_input_size(spec))
     other_size = (2 * spec.image_size[0], spec.image_size[1])
@@ -183,17 +154,10 @@ def build_pyramid_backbone(
 
 
 def pyramid_factors(stride: float) -> tuple[float, ...]:
-    """Return the factor by which a model's single grid is enlarged for each level, the finest level first.
+    """Return the factor by which a grid with this stride in pixels is enlarged for each level, the finest level first.
 
     For patches of 16 pixels, the factors are ViTDet's: 4, 2, 1 and 1/2. For patches of 4 pixels or more, the finest
     level has a stride of 4 pixels.
-
-    Args:
-        stride: Stride of the grid in pixels.
-
-    Example:
-        >>> pyramid_factors(16), pyramid_factors(4), pyramid_factors(14)
-        ((4.0, 2.0, 1.0, 0.5), (1.0, 0.5, 0.25, 0.125), (4.0, 2.0, 1.0, 0.5))
     """
     largest_factor = max(1.0, _power_of_two(stride) / MIN_STRIDE)
     return tuple(largest_factor / 2**level for level in range(N_PYRAMID_LEVELS))

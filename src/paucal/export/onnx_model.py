@@ -16,8 +16,7 @@ from torch.export import ExportedProgram
 
 from paucal.export.program import Graph, describe_exception, quiet_conversion
 from paucal.models.card import ModelCard
-from paucal.models.saved import card_from_dict
-from paucal.models.trained import TrainedModel
+from paucal.models.trained import TrainedModel, card_from_dict
 from paucal.types import UserError
 
 CARD_KEY = "paucal"  # key of the model's card in the metadata of the file

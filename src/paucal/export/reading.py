@@ -9,9 +9,8 @@ import torch
 from paucal.data.arguments import path_text
 from paucal.export.onnx_model import SUFFIX, read_onnx
 from paucal.export.timm_folder import CARD, WEIGHTS
-from paucal.models.devices import usable_device
 from paucal.models.tasks import task_of
-from paucal.models.trained import TrainedModel, load_trained
+from paucal.models.trained import TrainedModel, load_trained, usable_device
 from paucal.runs import RunFolder
 from paucal.types import UserError
 

@@ -7,13 +7,13 @@ from paucal.losses.drloc import (
     DrLocReading,
     PairHead,
     draw_pairs,
+    drloc_chance_level,
     drloc_loss,
     offset_cross_entropy,
     offset_l1,
     offset_variance_regression,
     pool_grid,
 )
-from paucal.losses.drloc_chance import drloc_chance_level
 from paucal.losses.drloc_targets import (
     class_counts,
     gather_cells,
@@ -39,9 +39,8 @@ from paucal.losses.esvit import (
 from paucal.losses.feature_health import effective_rank, entropy, feature_spread
 from paucal.losses.lejepa import LeJepaLoss, lejepa_loss
 from paucal.losses.locality_guidance import guidance_loss, guide_energy
-from paucal.losses.multi_label import multi_label_loss
 from paucal.losses.prototypes import Sharpness, Targets, prototype_cross_entropy
-from paucal.losses.segmentation import pixel_loss
+from paucal.losses.supervised import multi_label_loss, pixel_loss
 from paucal.losses.token_labeling import TokenLabelLoss, token_label_loss
 from paucal.losses.visreg import VisRegLoss, visreg_loss
 

@@ -27,11 +27,7 @@ def hard_distillation_loss(logits: Tensor, teacher: Tensor) -> Tensor:
 
 
 def soft_distillation_loss(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Return the cross-entropy with the teacher's probabilities as the target, a scalar in float32.
-
-    Args:
-        logits: (B, K) logits of the network in training.
-        teacher: (B, K) logits of the teacher for the same images and classes.
+    """Return the cross-entropy with the teacher's probabilities as the target, for (B, K) logits of both.
 
     Example:
         >>> import torch

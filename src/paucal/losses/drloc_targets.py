@@ -40,7 +40,7 @@ def sample_pairs(batch_size: int, n_pairs: int, height: int, width: int, *, gene
         >>> pairs.shape, pairs.amax((0, 1, 2)).tolist()
         (torch.Size([2, 64, 2, 2]), [6, 8])
     """
-    _check_grid(height, width)
+    require_two_cells(height, width)
     if n_pairs < 1:
         raise ValueError(f"n_pairs must be at least 1, got {n_pairs}")
     shape, device = (batch_size, n_pairs, 2), generator.device
@@ -56,7 +56,7 @@ def permuted_pairs(batch_size: int, height: int, width: int, *, generator: torch
     Returns:
         (B, H * W, 2, 2) int64 pairs; the first cells are in row-major order.
     """
-    _check_grid(height, width)
+    require_two_cells(height, width)
     noise = torch.rand(batch_size, height * width, generator=generator, device=generator.device)
     second = noise.argsort(dim=1)
     first = torch.arange(height * width, device=generator.device).expand_as(second)
@@ -176,6 +176,7 @@ def _to_rows_and_columns(index: Tensor, width: int) -> Tensor:
     return torch.stack((index // width, index % width), dim=-1)
 
 
-def _check_grid(height: int, width: int) -> None:
+def require_two_cells(height: int, width: int) -> None:
+    """Raise a ValueError if a grid has no two cells that a pair could consist of."""
     if height < 1 or width < 1 or height * width < 2:
         raise ValueError(f"a pair needs a grid of at least 2 cells, got {height} x {width}")

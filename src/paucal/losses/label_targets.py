@@ -18,21 +18,13 @@ from paucal.losses.precision import at_least_float32
 
 @dataclass(frozen=True)
 class SparseTargets:
-    """Probabilities over K classes for T tokens of each image.
+    """Probabilities over K classes for T tokens of each image."""
 
-    Attributes:
-        classes: (B, U) int64 numbers of the classes that are named in the image's label map, padded with -1.
-        named: (B, T, U) probabilities of the named classes; 0 for padding.
-        unnamed_probability: (B, T) probability of each class that is not named (not the sum over these classes).
-        num_classes: Number of classes K.
-        coverage: (B, T) fraction of each token's area that the label map covers, from 0 to 1; None if the map covers
-            the whole image.
-    """
-
-    classes: Tensor
-    named: Tensor
-    unnamed_probability: Tensor
+    classes: Tensor  # (B, U) int64 numbers of the classes that are named in the image's label map, padded with -1
+    named: Tensor  # (B, T, U) probabilities of the named classes; 0 for padding
+    unnamed_probability: Tensor  # (B, T) probability of each class that is not named (not the sum over these classes)
     num_classes: int
+    # (B, T) fraction of each token's area that the label map covers, from 0 to 1; None if it covers the whole image.
     coverage: Tensor | None = None
 
     def dense(self) -> Tensor:
@@ -62,15 +54,10 @@ class SparseTargets:
 
 
 def compact_maps(values: Tensor, slots: Tensor, n_named: int) -> Tensor:
-    """Return one map of logits per named class, given the k largest logits of each cell.
+    """Return one map of logits per named class, (B, U, H, W) in float32, from the k largest logits of each cell.
 
-    Args:
-        values: (B, k, H, W) largest logits.
-        slots: (B, k, H, W) int64 index of each logit's class in the image's list of named classes.
-        n_named: Length U of the list of named classes, including padding.
-
-    Returns:
-        (B, U, H, W) float32 logits; 0 where a class is not among the k largest of the cell.
+    `slots` has the index of each logit's class in the image's list of `n_named` classes, including padding; both
+    tensors are (B, k, H, W). The logit is 0 where a class is not among the k largest of the cell.
     """
     batch, _, height, width = values.shape
     maps = values.new_zeros(batch, n_named, height, width, dtype=torch.float32)
@@ -80,7 +67,7 @@ def compact_maps(values: Tensor, slots: Tensor, n_named: int) -> Tensor:
 def sample_maps(
     maps: Tensor, geometry: Tensor, size: tuple[int, int], covered: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Average label maps over each cell of a view's token grid.
+    """Average label maps (B, U, H, W) over each cell of a view's token grid, whose (rows, columns) are `size`.
 
     If the view is an axis-aligned box of the image, this is RoIAlign with adaptive sampling, as in the authors' code:
     the number of sample points along a side of a view cell is the number of map cells that the side spans, rounded up.
@@ -90,17 +77,10 @@ def sample_maps(
     The averages are computed in float32 even under autocast, since half precision would move the sample points by some
     hundredths of a cell and change probabilities by up to 0.1.
 
-    Args:
-        maps: (B, U, H, W) label maps.
-        geometry: (B, 2, 3) affine maps from points of the view to points of the image, see `types.Batch.geometry`.
-        size: (rows, columns) of the view's token grid.
-        covered: (B, 2) fractions of the image's width and height that the map covers, around the image's centre; None
-            if maps cover whole images.
-
-    Returns:
-        The (B, U, rows, columns) averages, which are 0 for cells that the map does not cover, and the
-        (B, rows, columns) fraction of each cell's area that the map covers. The fractions are None if `covered` is
-        None.
+    `geometry` has (B, 2, 3) affine maps from points of the view to points of the image, see `types.Batch.geometry`.
+    `covered` has (B, 2) fractions of the image's width and height that the map covers, around the image's centre; None
+    if maps cover whole images. The results are the averages (B, U, rows, columns), which are 0 for cells that the map
+    does not cover, and the covered fractions (B, rows, columns) of the cells' areas; None if `covered` is None.
     """
     with torch.autocast(maps.device.type, enabled=False):
         covered = None if covered is None else at_least_float32(covered)
@@ -149,16 +129,10 @@ def map_targets(
     A teacher may have classes that are not among the K classes of the run. The probability of these classes does not
     tell which of the K classes an area resembles, so it is spread evenly over all K classes, as in label smoothing.
 
-    Args:
-        maps: (B, U, H, W) logits of the named classes, from `compact_maps`.
-        classes: (B, U) int64 numbers of the named classes; -1 for padding, and K or more for classes of the teacher
-            that are not classes of the run.
-        geometry: (B, 2, 3) affine maps from view to image, as in `sample_maps`.
-        size: (rows, columns) of the view's token grid, in row-major order; (1, 1) for one target per view.
-        num_classes: Number of classes K of the run.
-        covered: (B, 2) covered fractions of the image's width and height, as in `sample_maps`.
-        teacher_classes: (B,) number of the teacher's classes, including the K classes of the run; None if the teacher
-            has exactly the K classes.
+    The logits `maps` are from `compact_maps`, the number (B, U) of each named class is in `classes`: -1 for padding,
+    and K or more for classes of the teacher that are not classes of the run. See `sample_maps` for `geometry`, `size`
+    and `covered`. `teacher_classes` (B,) counts the teacher's classes, including the K classes of the run; None if the
+    teacher has exactly these.
     """
     average, coverage = sample_maps(maps, geometry, size, covered)
     logits = average.flatten(2).transpose(1, 2)
@@ -201,32 +175,29 @@ def _is_inside(points: Tensor) -> Tensor:
 
 def _points_per_cell(to_map: Tensor, map_sides: torch.Size, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Return the number of sample points along the height and along the width of a view's cell, (B,) each."""
-    scale = _make_device_vector(to_map, map_sides[1], map_sides[0])
+
+    def on_device(across: float, down: float) -> Tensor:
+        # A copy of the two numbers from the CPU would synchronise with the GPU.
+        return torch.stack([to_map.new_full((), across), to_map.new_full((), down)])
+
     # No other factor is needed, because the normalised coordinates of view and map both range from -1 to 1.
+    scale = on_device(map_sides[1], map_sides[0])
     spans = (to_map[:, :, :2] * scale[:, None]).norm(dim=1)  # the view's width and height, in cells of the map
-    counts = (spans / _make_device_vector(spans, size[1], size[0]) - 1e-4).ceil()
-    max_points = _make_device_vector(counts, _max_points(map_sides[1], size[1]), _max_points(map_sides[0], size[0]))
+    counts = (spans / on_device(size[1], size[0]) - 1e-4).ceil()
+    max_points = on_device(_max_points(map_sides[1], size[1]), _max_points(map_sides[0], size[0]))
     counts = counts.clamp(min=1).minimum(max_points)
     return counts[:, 1], counts[:, 0]
 
 
-def _make_device_vector(like: Tensor, *values: float) -> Tensor:
-    """Return a vector on the device of `like`, without a copy from the CPU, which would synchronise with the GPU."""
-    return torch.stack([like.new_full((), value) for value in values])
-
-
 def _max_points(map_cells: int, view_cells: int) -> int:
-    """Return the maximum number of sample points along a side of a view's cell.
-
-    The maximum is 1.5 times the number that a view of the whole image needs, since a rotated view may need more points.
-    """
+    """Return 1.5 times the number of points per side that the whole image needs, since a rotated view may need more."""
     return -(-3 * map_cells // (2 * view_cells))
 
 
 def _point_positions(counts: Tensor, max_points: int, view_cells: int) -> tuple[Tensor, Tensor]:
     """Return the positions in [-1, 1] of sample points along a side of the view, and the weights of these points.
 
-    Positions and weights are (B, view_cells * max_points) tensors. Surplus points have weight 0.
+    Both are (B, view_cells * max_points). Surplus points have weight 0.
     """
     point = torch.arange(max_points, device=counts.device)
     offsets = (point + 0.5) / counts[:, None]

@@ -87,16 +87,8 @@ def check_views_and_weight(n_views: int, weight: float) -> None:
 def prediction_loss(views: Tensor, global_views: int | None = None) -> Tensor:
     """Return the mean squared distance between the embeddings of an image's views and a mean embedding (the centre).
 
-    Args:
-        views: (V, N, D) embeddings of V views of N images.
-        global_views: Number of views at the beginning of `views` whose mean is the centre; None for all views.
-
-    Returns:
-        A scalar tensor, averaged over views, images and channels. Gradients also flow through the centre.
-
-    Example:
-        >>> prediction_loss(torch.tensor([[[1.0, 2.0]], [[3.0, 2.0]]])).item()
-        0.5
+    `views` are (V, N, D) embeddings of V views of N images; the centre is the mean of the first `global_views`, or of
+    all views. Gradients also flow through the centre.
     """
     centre = views[:global_views].mean(0)
     return (views - centre).square().mean()
@@ -109,15 +101,7 @@ def sigreg(embeddings: Tensor, directions: Tensor, knots: int = KNOTS, limit: fl
     w(t) |mean of exp(i t x) - exp(-t^2 / 2)|^2 with w(t) = exp(-t^2 / 2). The result is the mean over the directions.
     Since the integrand is an even function, the trapezoidal rule is applied on [0, limit] and the result is doubled.
     For a standard normal sample, the expected value does not depend on N. Time and memory are linear in N, D and M.
-
-    Args:
-        embeddings: (N, D) embeddings.
-        directions: (D, M) matrix of M directions of length 1.
-        knots: Number of points of the trapezoidal rule from 0 to `limit`, including both ends.
-        limit: Upper limit of the integral, which is taken from -limit to limit.
-
-    Returns:
-        A non-negative scalar tensor.
+    `embeddings` are (N, D), `directions` M columns (D, M) of length 1; `knots` includes both ends.
     """
     with torch.autocast(embeddings.device.type, enabled=False):
         projections = embeddings.float() @ directions.float()
@@ -134,13 +118,7 @@ def sigreg(embeddings: Tensor, directions: Tensor, knots: int = KNOTS, limit: fl
 
 
 def unit_directions(dim: int, count: int, generator: torch.Generator) -> Tensor:
-    """Return a (dim, count) matrix of random directions of length 1, on the generator's device.
-
-    Example:
-        >>> directions = unit_directions(4, 3, torch.Generator().manual_seed(0))
-        >>> directions.shape, directions.square().sum(0).round(decimals=4).tolist()
-        (torch.Size([4, 3]), [1.0, 1.0, 1.0])
-    """
+    """Return a (dim, count) matrix of random directions of length 1, on the generator's device."""
     normal_draws = torch.randn(dim, count, generator=generator, device=generator.device)
     return normal_draws / torch.linalg.vector_norm(normal_draws, dim=0)
 

@@ -95,10 +95,6 @@ def chunk_size(device: torch.device) -> int:
 
     About four float32 tensors of this size exist at the same time. On a GPU, these tensors take at most a tenth of the
     GPU's memory, unless the minimum chunk takes more.
-
-    Example:
-        >>> chunk_size(torch.device("cpu")) == 2**24
-        True
     """
     if device.type != "cuda" or not torch.cuda.is_available():  # a traced tensor may be on "cuda" without a GPU
         return CHUNK_SCORES
@@ -165,12 +161,7 @@ class _FusedLoss(torch.autograd.Function):
 
 
 def matmul_float32(left: Tensor, right: Tensor) -> Tensor:
-    """Return the matrix product in float32, without rounding to half precision even if both factors are half precision.
-
-    Args:
-        left: (N, D) left factor.
-        right: (D, K) right factor with the same dtype.
-    """
+    """Return the product of two matrices of the same dtype in float32, without rounding to half precision."""
     if left.dtype == torch.float32 or not _has_float32_output(left.device.type):
         return left.float() @ right.float()
     return torch.mm(left, right, out_dtype=torch.float32)
@@ -216,10 +207,9 @@ def _sum_targets(
 def _summed_cross_entropy(
     student: Tensor, prototypes: Tensor, target_sum: Tensor, weight_sum: Tensor, temperature: float, with_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the summed cross-entropy and, if `with_gradient` is true, its gradient.
+    """Return the summed cross-entropy and, only if `with_gradient` is true, its gradient (b * R, K).
 
-    The gradient, (b * R, K), is with respect to the scores after division by the temperature. If `with_gradient` is
-    false, the second tensor is meaningless.
+    The gradient is with respect to the scores after division by the temperature.
     """
     scores = matmul_float32(student, prototypes.T).div_(temperature)
     normaliser = scores.logsumexp(1, keepdim=True)

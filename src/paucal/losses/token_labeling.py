@@ -24,14 +24,9 @@ TEACHER_WEIGHT_IF_CORRECT, TEACHER_WEIGHT_IF_WRONG = 0.5, 0.9
 
 
 def soft_cross_entropy(logits: Tensor, targets: Targets) -> Tensor:
-    """Return the cross-entropy -sum_k p_k log softmax(z)_k of every token, computed in float32.
+    """Return the cross-entropy -sum_k p_k log softmax(z)_k of every token, (B, T) in float32, for (B, T, K) logits z.
 
-    Args:
-        logits: (B, T, K) logits z, with any float dtype.
-        targets: Probabilities p for the same tokens; sparse targets are not expanded to all classes.
-
-    Returns:
-        (B, T) float32 cross-entropies.
+    Sparse targets are not expanded to all classes.
     """
     logits = at_least_float32(logits)
     normaliser = logits.logsumexp(-1)
@@ -85,12 +80,9 @@ def draw_mix_box(grid: tuple[int, int], generator: torch.Generator | None = None
 class TokenLabelingReading:
     """The variant of the loss, where the paper and the published code differ. The defaults are the paper's values.
 
-    Attributes:
-        class_weight: Weight of the loss of the class logits.
-        dense_weight: Weight of the loss of the token logits.
-        use_truth: Whether the true class is mixed into the class target. The weight of the true class is 0.5 if the
-            teacher predicts the true class, and 0.1 if not. (The authors' code computes this, although a comment there
-            says the opposite.)
+    With `use_truth`, the true class is mixed into the class target. The weight of the true class is 0.5 if the teacher
+    predicts the true class, and 0.1 if not. (The authors' code computes this, although a comment there says the
+    opposite.)
     """
 
     class_weight: float = 1.0
@@ -163,16 +155,8 @@ def token_label_loss(
 def class_loss(logits: Tensor, targets: Targets, kept: float = 1.0, truth: Targets | None = None) -> Tensor:
     """Return the soft cross-entropy of the class logits, with the targets of both images that MixToken has mixed.
 
-    With class targets from a label map, this is the loss of ReLabel (Yun et al. 2021).
-
-    Args:
-        logits: (B, K) class logits.
-        targets: (B, 1, K) class targets. The loss of a view that the label map does not cover is 0.
-        kept: Fraction of an image's tokens that MixToken did not replace.
-        truth: (B, 1, K) true class of each image as probabilities, mixed into `targets`; None to use `targets` alone.
-
-    Returns:
-        A scalar tensor, averaged over images.
+    With class targets from a label map, this is the loss of ReLabel (Yun et al. 2021). The loss of a view that the
+    label map does not cover is 0. See `token_label_loss` for the arguments.
     """
     token_axis_logits = logits[:, None]
 
@@ -197,10 +181,6 @@ def dense_loss(logits: Tensor, targets: Targets) -> Tensor:
     """Return the loss of the token logits, averaged over images and tokens.
 
     If label maps cover only part of an image, each token is weighted by the covered fraction of its area.
-
-    Args:
-        logits: (B, T, K) token logits, put back in their original images if MixToken was used.
-        targets: Targets of the same tokens.
     """
     losses = soft_cross_entropy(logits, targets)
     coverage = targets.coverage if isinstance(targets, SparseTargets) else None

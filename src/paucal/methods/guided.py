@@ -13,8 +13,7 @@ from paucal.models.card import ModelCard
 from paucal.models.named import find_named, open_named
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.published import imagenet_classes, published_card
-from paucal.models.saved import read_card
-from paucal.models.trained import load_trained
+from paucal.models.trained import load_trained, read_card
 from paucal.objectives import LocalityGuidance, Term
 from paucal.objectives.guided import DISTILLATION_WEIGHT, GUIDANCE_WEIGHT, Distillation, GuidedTerm
 from paucal.rules.resolve import Choice, rules_by_name

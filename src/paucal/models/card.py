@@ -20,28 +20,19 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0  # range of numbers by which logi
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The card of a classifier, or of a backbone without a classifier. Subclasses for other tasks add fields.
-
-    Attributes:
-        backbone: Spec from which the model is built.
-        classes: Class names in the order of the logits.
-        preprocessing: Preprocessing of images.
-        temperature: Number by which logits are divided before the softmax, see `evaluation.calibration`.
-        thresholds: (K,) lowest probability at which each class is predicted, for a multi-label model with one sigmoid
-            per class; None for a model with a softmax.
-        reads_stages: Whether the classifier also reads the pooled outputs of the last stages, see
-            `backbones.stage_classifier`.
-    """
+    """The card of a classifier, or of a backbone without a classifier. Subclasses for other tasks add fields."""
 
     task: ClassVar[str] = CLASSIFICATION
     formats: ClassVar[tuple[int, ...]] = (CARD_FORMAT, MULTI_LABEL_FORMAT)
 
     backbone: BackboneSpec
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # in the order of the logits
     preprocessing: Preprocessing
-    temperature: float = 1.0
+    temperature: float = 1.0  # number by which logits are divided before the softmax, see `evaluation.calibration`
+    # (K,) lowest probability at which each class is predicted, for a multi-label model with one sigmoid per class; None
+    # for a model with a softmax.
     thresholds: tuple[float, ...] | None = None
-    reads_stages: bool = False
+    reads_stages: bool = False  # whether the classifier also reads the pooled outputs of the last stages
 
     def __post_init__(self) -> None:
         if not is_number(self.temperature) or not MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:

@@ -25,11 +25,8 @@ class ClassifierInputExtractor(nn.Module):
     """A module that outputs the (B, D) inputs of a model's classifier instead of the model's logits.
 
     A classifier that is fitted to these features gets exactly the same inputs in the model, whatever pooling or norms
-    come before it.
-
-    Args:
-        model: A timm model, on which a forward hook stays until `close` is called.
-        has_classifier: Whether the model has a classifier. If False, the features are the model's output.
+    come before it. Without a classifier, the features are the model's output. A forward hook stays on the model until
+    `close` is called.
     """
 
     def __init__(self, model: nn.Module, has_classifier: bool = True) -> None:
@@ -55,11 +52,9 @@ class ClassifierInputExtractor(nn.Module):
 
     @contextmanager
     def record(self) -> Iterator[Callable[[], Tensor]]:
-        """Record the inputs of the classifier inside a `with` block.
+        """Yield a function that returns the (B, D) float32 features recorded since its last call.
 
-        Yields:
-            A function that returns the (B, D) float32 features recorded since its last call, averaged over the model's
-            forward passes (for instance, over a batch and its mirror images).
+        They are averaged over the model's forward passes (for instance, over a batch and its mirror images).
         """
         self._recorded = []
         try:
@@ -108,13 +103,10 @@ class StageClassifierInputExtractor(ClassifierInputExtractor):
 
 @contextmanager
 def record_features(model: TrainedModel) -> Iterator[Callable[[], Tensor]]:
-    """Record the features of images inside a `with` block while the model processes the images.
+    """Yield a function that returns the (B, D) features since its last call, in float32 on the CPU.
 
-    The features are the inputs of the classifier or, if the model has no classifier, the outputs of the model.
-
-    Yields:
-        A function that returns the (B, D) float32 features recorded since its last call, on the CPU. For a model that
-        averages over an image and its mirror image, the features are averaged in the same way.
+    The features are the inputs of the classifier or, if the model has no classifier, the outputs of the model. For a
+    model that averages over an image and its mirror image, the features are averaged in the same way.
     """
     network = unwrap(model.module)
     if next(network.parameters(), None) is None:

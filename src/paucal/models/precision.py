@@ -83,12 +83,9 @@ def choose_precision(
 ) -> PrecisionChoice:
     """Choose bfloat16 if it is at least 1.3 times as fast as float32 on this CPU, and gives nearly the same outputs.
 
-    Args:
-        forward: Function from (B, C, H, W) images to (B, D) logits or features.
-        images: (N, C, H, W) inputs of the network. Only the first 8 are used.
-        key: Name of the architecture, under which the measured speed is cached.
-        count: Total number of images to process with the chosen precision; None if unknown.
-        has_logits: Whether the outputs are logits, so that the predicted classes must be equal; False for features.
+    `forward` computes (B, D) logits or, if not `has_logits`, features, of which the first 8 `images` (N, C, H, W) are
+    used. The measured speed is cached under the name `key` of the architecture. `count` is the total number of images
+    to process with the chosen precision; None if unknown.
     """
     flags = bfloat16_flags()
     if images.device.type != "cpu":
@@ -126,13 +123,9 @@ def measure_speed(run: ForwardPass, images: Tensor, key: str) -> float:
 
 
 def decide_precision(speed: float, exact: Tensor, rounded: Tensor, classes: bool = True) -> PrecisionChoice:
-    """Choose the precision from a measurement.
+    """Choose the precision from a measurement: the relative speed of bfloat16, and (B, D) outputs in both precisions.
 
-    Args:
-        speed: Speed of bfloat16 relative to float32.
-        exact: (B, D) outputs with float32.
-        rounded: (B, D) outputs with bfloat16.
-        classes: Whether the outputs are logits, so that the predicted classes must be equal; False for features.
+    If the outputs are logits (`classes`), the predicted classes must be equal.
     """
     if speed < MIN_SPEEDUP:
         reason = f"float32: bfloat16 is {speed:.1f} times as fast here, expected at least {MIN_SPEEDUP}"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, get_args
 
-from paucal.backbones.weights.inputs import WeightsPreprocessing
+from paucal.backbones.weights.checkpoints import WeightsPreprocessing
 from paucal.data.channels.arrays import MAX_CHANNELS
 from paucal.data.decode import DecodeOptions
 from paucal.data.decoded.prepare import stored_side
@@ -20,27 +20,18 @@ MIN_CROP_RATIO = 0.1  # smallest allowed `crop_ratio`
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The steps that turn an image into the input of a model.
+    """The steps that turn an image into the input of a model; see `WeightsPreprocessing` for the fields of weights."""
 
-    Attributes:
-        image_size: (height, width) of the input in pixels.
-        crop_ratio: Side of the centre crop, divided by the side to which the image is resized before the crop.
-        interpolation: "bicubic" or "bilinear".
-        mean: Mean of each channel, which is subtracted from pixel values in [0, 1].
-        std: Standard deviation of each channel, by which the centred pixel values are divided.
-        value_range: Values of black and white in images of more than 8 bits per channel, measured on the training
-            images; None if the training images have 8 bits per channel.
-        resize: How images with another aspect ratio are fitted to the input: "crop", "letterbox" or "squash".
-        channel_ranges: Value range of each channel, used instead of `value_range` if the number of channels is not 3.
-    """
-
-    image_size: tuple[int, int]
+    image_size: tuple[int, int]  # (height, width) of the input in pixels
     crop_ratio: float
     interpolation: Interpolation
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    # Values of black and white in images of more than 8 bits per channel, measured on the training images; None if the
+    # training images have 8 bits per channel.
     value_range: tuple[float, float] | None = None
-    resize: Resize = "crop"
+    resize: Resize = "crop"  # how images with another aspect ratio are fitted to the input
+    # Value range of each channel, used instead of `value_range` if the number of channels is not 3.
     channel_ranges: tuple[tuple[float, float], ...] | None = None
 
     def __post_init__(self) -> None:
@@ -98,13 +89,7 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Self:
-        """Read the output of `to_dict` from an untrusted file.
-
-        Raises:
-            UserError: a value is out of range.
-            AttributeError: the value is not a mapping.
-            TypeError: a field is missing, unknown or of another type.
-        """
+        """Read the output of `to_dict` from an untrusted file, which may raise an AttributeError or a TypeError."""
         return cls(**{name: _as_tuples(value) for name, value in stored.items()})
 
     @property

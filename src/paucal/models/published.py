@@ -10,10 +10,9 @@ import torch
 from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 from torch import nn
 
-from paucal.backbones.names import timm_config
+from paucal.backbones.names import error_reason, quiet_logs, require_reachable, timm_config
 from paucal.backbones.spec import BackboneSpec
 from paucal.backbones.weights.adapt import position_grid
-from paucal.backbones.weights.fetching import quiet_logs, require_reachable
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.backbones.weights.start import Head, StartWeights, pick_network, start_from, suggest_model
 from paucal.models.card import ModelCard
@@ -82,8 +81,7 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
             model = timm.create_model(name, pretrained=True)
     except Exception as problem:  # the download libraries raise many types of exceptions
         address = config.hf_hub_id or config.url
-        reason = (str(problem).split("\n")[0].split(". ")[0] or type(problem).__name__).rstrip(".")
-        failure = f"the weights of {name} could not be downloaded ({reason})"
+        failure = f"the weights of {name} could not be downloaded ({error_reason(problem)})"
         raise UserError(
             f"--init timm: {failure}; download {address} on a connected machine and give the file to --init."
             if init

@@ -36,16 +36,7 @@ class CumulativeLogitModel:
     """A cumulative logit model (McCullagh, 1980), which gives probabilities of K ordered grades.
 
     The grades are consecutive whole numbers. For an output z of the network, the probability of the k-th grade or a
-    lower grade is sigmoid(slope (cuts[k] - z)).
-
-    Attributes:
-        lowest: Lowest grade.
-        cuts: (K - 1,) outputs of the network that separate consecutive grades, ascending.
-        slope: Positive slope in the sigmoid.
-
-    Example:
-        >>> CumulativeLogitModel(1, (1.5, 2.5), 2.0).probabilities(np.array([2.0])).round(2).tolist()
-        [[0.27, 0.46, 0.27]]
+    lower grade is sigmoid(slope (cuts[k] - z)). The (K - 1,) `cuts` are ascending.
     """
 
     lowest: int
@@ -90,22 +81,17 @@ class RegressionCard(ModelCard):
     """The card of a network whose only output is a number in the unit of its target.
 
     `classes` contains only the name of the target.
-
-    Attributes:
-        half_width: Half the width of the 90 % prediction intervals or, if there are grades, the margin for
-            `Grades.read`. Infinite if there were too few images for an estimate.
-        mean: Mean of the target over the training images.
-        deviation: Standard deviation of the target over the training images.
-        grades: Model that converts the network's output to grades; None if the output is the prediction itself.
     """
 
     task: ClassVar[str] = REGRESSION
     formats: ClassVar[tuple[int, ...]] = (1,)
 
+    # Half the width of the 90 % prediction intervals or, if there are grades, the margin for `Grades.read`. Infinite if
+    # there were too few images for an estimate.
     half_width: float = math.inf
-    mean: float = 0.0
-    deviation: float = 1.0
-    grades: CumulativeLogitModel | None = None
+    mean: float = 0.0  # of the target over the training images
+    deviation: float = 1.0  # standard deviation of the target over the training images
+    grades: CumulativeLogitModel | None = None  # converts outputs to grades; None if outputs are the predictions
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,12 +122,7 @@ class RegressionCard(ModelCard):
         return IntervalPredictions(outputs, outputs - self.half_width, outputs + self.half_width)
 
     def describe(self, output: float) -> str:
-        """Return the prediction for an output with its interval, as text.
-
-        Example:
-            >>> card.describe(19.38)  # doctest: +SKIP
-            'cells 19.4 (12.2 to 26.5)'
-        """
+        """Return the prediction for an output with its interval, as text."""
         prediction = self.read(np.array([output], dtype=np.float64))
         interval = f" ({prediction.low[0]:.3g} to {prediction.high[0]:.3g})" if np.isfinite(prediction.low[0]) else ""
         return f"{self.target} {prediction.predicted[0]:.3g}{interval}"

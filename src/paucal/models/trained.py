@@ -1,23 +1,75 @@
-"""Trained models for classification and regression, with their preprocessing and class names."""
+"""Trained models: loading the model of a run for any task, and classifiers and regression models with preprocessing."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from paucal.data.arguments import list_images
+from paucal.data.arguments import list_images, path_text
 from paucal.data.channels.decoding import convert_image
 from paucal.models.card import ModelCard
 from paucal.models.regression import RegressionCard
-from paucal.models.saved import load_saved
-from paucal.runs import RunFolder
-from paucal.runs.weights import save_weights
+from paucal.models.tasks import REGRESSION
+from paucal.runs import RunFolder, open_model_folder
+from paucal.runs.weights import read_weights, save_weights
 from paucal.types import UserError
+
+C = TypeVar("C", bound=ModelCard)
+# Devices that models run on. Torch accepts further devices, such as "meta", which computes no values.
+DEVICES = ("cpu", "cuda", "mps")
+
+
+def read_card(run: RunFolder, card_class: type[C] = ModelCard) -> C:
+    """Read the card of a run's model; as `ModelCard`, the card of a regression model is a `RegressionCard`."""
+    if run.last.exists() and not run.card.exists():
+        raise UserError(f"{str(run.path)!r} was stopped before it saved a model: resume the run with --resume first.")
+    return card_from_dict(run.read_json(run.card.name), card_class)
+
+
+def card_from_dict(stored: Mapping[str, Any], card_class: type[C] = ModelCard) -> C:
+    """Build a card from the content of a `model.json`; see `read_card`."""
+    is_regression = card_class is ModelCard and stored.get("task") == REGRESSION
+    class_to_build: Any = RegressionCard if is_regression else card_class
+    return class_to_build.from_dict(stored)
+
+
+def stored_card(run: RunFolder | None, card_class: type[C] = ModelCard) -> C | None:
+    """Read the card of a run's model; None if `run` is None or has not saved a model yet."""
+    return None if run is None or not run.card.is_file() else read_card(run, card_class)
+
+
+def load_saved(
+    run: str | os.PathLike[str] | RunFolder, card_class: type[C], device: torch.device | str = "cpu"
+) -> tuple[nn.Module, C, torch.device]:
+    """Load the network that a run has saved, in evaluation mode; return the network, its card, and its device."""
+    folder = run if isinstance(run, RunFolder) else open_model_folder(path_text(run, "the run"))
+    torch_device = usable_device(device)
+    card = read_card(folder, card_class)
+    module = card.build()
+    try:
+        module.load_state_dict(read_weights(folder.weights))
+    except RuntimeError as problem:
+        reason = str(problem).split("\n")[1].strip() if "\n" in str(problem) else str(problem)
+        raise UserError(
+            f"{str(folder.weights)!r} does not fit its model.json ({reason[:200]}): restore both files, or train again."
+        ) from problem
+    return module.eval().to(torch_device), card, torch_device
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    """Return the torch device, with its index if it has one; raise a UserError if the device cannot be used."""
+    with suppress(RuntimeError, AssertionError, NotImplementedError):  # torch's errors for missing devices
+        usable = torch.empty(0, device=device).device
+        if usable.type in DEVICES:
+            return usable
+    raise UserError(f"the device {str(device)!r} cannot be used on this machine: try cpu.")
 
 
 class MirrorAveraged(nn.Module):
@@ -153,15 +205,5 @@ def save_trained(run: RunFolder, module: nn.Module, card: ModelCard) -> None:
 
 
 def load_trained(run: str | os.PathLike[str] | RunFolder, device: torch.device | str = "cpu") -> TrainedModel:
-    """Load the model that a run has saved.
-
-    Raises:
-        UserError: the run does not exist, has not saved a model yet, or has files that do not belong together; or the
-            device cannot be used.
-
-    Example:
-        >>> model = load_trained("runs/1")  # doctest: +SKIP
-        >>> model.probabilities([Image.open("photo.jpg")])  # doctest: +SKIP
-        tensor([[0.0312, 0.9688]])
-    """
+    """Load the model that a run has saved."""
     return TrainedModel(*load_saved(run, ModelCard, device))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
-from paucal.backbones.forward_hooks import block_names
+from paucal.backbones.probe import block_names
 from paucal.types import Batch, DataRequest, FeatureRequest, Features, GroupScales, LossTerms, Progress
 
 

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paucal.distributed import rank, world_size
-from paucal.losses.drloc import DrLocReading, Mode, Pool, draw_pairs, drloc_loss, pool_grid
-from paucal.losses.drloc_chance import drloc_chance_level
+from paucal.losses.drloc import DrLocReading, Mode, Pool, draw_pairs, drloc_chance_level, drloc_loss, pool_grid
 from paucal.losses.drloc_targets import ClassSet, Scale, class_counts, gather_cells, pair_index
 from paucal.objectives.base import Term, derive_seed
 from paucal.types import Batch, FeatureRequest, Features, Level, Progress, UserError

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
-from paucal.losses.multi_label import multi_label_loss
+from paucal.losses.supervised import multi_label_loss
 from paucal.objectives.base import Term
 from paucal.objectives.finetuning import BackboneObjective, FineTuning, LowRankAdapters
 from paucal.types import Batch, DataRequest, FeatureRequest, Features, LossTerms, Progress

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from paucal.backbones.weights.inputs import WeightsPreprocessing, timm_preprocessing
+from paucal.backbones.weights.checkpoints import WeightsPreprocessing, timm_preprocessing
 from paucal.cores import count_usable_cores
 from paucal.data.channels.pixel_format import count_channels, measure_value_ranges
 from paucal.data.channels.pixels import RGB
@@ -34,7 +34,7 @@ from paucal.data.views.normalisation import Normalisation, compute_normalisation
 from paucal.distributed import rank, world_size
 from paucal.evaluation.results import PrimaryMetric, primary_metric
 from paucal.models.preprocessing import Preprocessing
-from paucal.models.saved import stored_card
+from paucal.models.trained import stored_card
 from paucal.rules.resolve import DataAndMachine, best_device
 from paucal.runner.processes import launched_process_counts
 from paucal.runs import RunFolder

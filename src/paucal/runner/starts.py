@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from paucal.backbones.names import timm_config
-from paucal.backbones.weights.inputs import WeightsPreprocessing, checkpoint_preprocessing, find_program
+from paucal.backbones.weights.checkpoints import WeightsPreprocessing, checkpoint_preprocessing, find_program
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.backbones.weights.start import Head, StartWeights, pick_network, start_from
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.published import model_of_file, read_timm
-from paucal.models.saved import read_card
+from paucal.models.trained import read_card
 from paucal.models.weights.local import (
     download_problem,
     find_added_weights,

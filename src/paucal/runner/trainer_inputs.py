@@ -16,7 +16,7 @@ from paucal.cores import count_usable_cores
 from paucal.data.sampler import steps_per_epoch
 from paucal.data.views.augmentation import Mixing
 from paucal.memory import is_out_of_memory, read_available_memory
-from paucal.models.devices import DEVICES
+from paucal.models.trained import DEVICES
 from paucal.rules.resolve import best_device
 from paucal.runner.processes import launched_process_counts
 from paucal.runner.time_budget import parse_duration

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from paucal.backbones import BackboneSpec
-from paucal.models.frozen import random_backbone
+from paucal.models.named import random_backbone
 from paucal.recipes.segmentation import SCALES
 from paucal.rules.resolve import device_or_best, model_arguments
 from paucal.runner.console import Console

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from paucal.backbones import BackboneSpec
-from paucal.models.devices import usable_device
+from paucal.models.trained import usable_device
 from paucal.rules.resolve import device_or_best, model_arguments
 from paucal.runner.console import Console
 from paucal.runner.run_time import end_time_text

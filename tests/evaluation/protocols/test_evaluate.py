@@ -20,7 +20,7 @@ from paucal.evaluation.protocols.linear_probe import ProbeSettings
 from paucal.evaluation.protocols.table import ProtocolRow, averages, compare, tally
 from paucal.metrics.intervals import Bootstrap, Score
 from paucal.metrics.measures import Mean, mean_of, value_of
-from paucal.models.frozen import FrozenBackbone, random_backbone
+from paucal.models.named import FrozenBackbone, random_backbone
 from paucal.models.preprocessing import Preprocessing
 from paucal.types import UserError
 

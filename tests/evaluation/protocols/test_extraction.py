@@ -26,7 +26,7 @@ from paucal.evaluation.protocols.features import (
     images_fingerprint,
 )
 from paucal.evaluation.protocols.linear_probe import ProbeSettings, augmented_batches
-from paucal.models.frozen import FrozenBackbone, random_backbone, random_baseline
+from paucal.models.named import FrozenBackbone, random_backbone, random_baseline
 from paucal.models.preprocessing import Preprocessing
 from paucal.types import UserError
 

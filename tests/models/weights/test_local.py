@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from paucal.backbones.empty_models import meta_device
-from paucal.backbones.weights.inputs import timm_preprocessing
+from paucal.backbones.weights.checkpoints import timm_preprocessing
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.published import read_timm
 from paucal.models.weights import table

@@ -15,7 +15,7 @@ from paucal.cli.main import main
 from paucal.models.named import open_named
 from paucal.models.published import read_timm
 from paucal.models.weights import table
-from paucal.models.weights.archive import CARD_ENTRY, LICENCE_ENTRY, WEIGHTS_ENTRY
+from paucal.models.weights.adding import CARD_ENTRY, LICENCE_ENTRY, WEIGHTS_ENTRY
 from paucal.models.weights.local import input_of_weights
 from paucal.models.weights.store import find_added, weights_folder
 from paucal.models.weights.table import PretrainedWeights

@@ -50,6 +50,7 @@ from paucal.backbones.families.common.staged import StagedBackbone
 
 Grid = tuple[int, int]
 MakeNorm = Callable[[int], nn.Module]
+make_norm = partial(LayerNormFp32, eps=1e-5)
 
 
 def as_map(tokens: Tensor, grid: Grid) -> Tensor:
@@ -252,9 +253,6 @@ def rename_tensors(state: Mapping[str, Tensor], rules: Sequence[tuple[str, str]]
             value = value.flatten() if re.search(r"norm\d?\.\w+$", model_name) else value.flatten(1)
         result[model_name] = value
     return result
-
-
-make_norm = partial(LayerNormFp32, eps=1e-5)
 
 
 class ConvAttention(nn.Module):

@@ -55,12 +55,6 @@ def choose_window(grid: Grid, max_side: int, padding: Padding) -> Grid:
     With "published" and "masked" padding, windows are squares whose side is the smaller of `max_side` and the grid's
     shorter side. With "shrunk" padding, there are as many windows along each side of the grid as for `max_side`, but
     windows are as small as this number allows.
-
-    Example:
-        >>> choose_window((24, 24), 7, "published"), choose_window((24, 24), 7, "shrunk")
-        ((7, 7), (6, 6))
-        >>> choose_window((3, 5), 7, "shrunk")
-        (3, 5)
     """
     if padding != "shrunk":
         side = min(max_side, *grid)

@@ -55,6 +55,9 @@ from paucal.types import height_and_width
 Norm = Literal["batch", "layer"]
 LocalMixing = Literal["conv", "pool", "none"]
 GatedTokens = Literal["cls", "all", "none"]
+SOPE_PATCHES = (2, 4, 8, 16)  # supported sides of patches in pixels
+GATE_REDUCTION = 4  # factor by which the first of the gate's two layers reduces the channels, in all the paper's models
+EPS = 1e-6  # epsilon of the blocks' norms and of the final norm
 
 
 @dataclass(frozen=True)
@@ -123,9 +126,6 @@ class DhvtParts:
         value, values = getattr(self, name), (*get_args(allowed), *also_allowed)
         if not any(value is choice or (isinstance(choice, str) and value == choice) for choice in values):
             raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, values))}")
-
-
-SOPE_PATCHES = (2, 4, 8, 16)  # supported sides of patches in pixels
 
 
 def build_map_norm(kind: Norm, channels: int) -> nn.Module:
@@ -261,9 +261,6 @@ class HeadInteractedAttention(nn.Module):
         return self.act(self.ht_norm(heads)).reshape(batch, self.num_heads, channels) + self.pos_embed
 
 
-GATE_REDUCTION = 4  # factor by which the first of the gate's two layers reduces the channels, in all the paper's models
-
-
 def as_map(tokens: Tensor, grid: Grid) -> Tensor:
     """Return a view of tokens (B, H * W, C) as a map (B, C, H, W) in channels-last format."""
     # Reshape before permuting the axes, since torch would otherwise not recognise a single image as channels-last.
@@ -390,9 +387,6 @@ class PlainFeedForward(FeedForward):
         return x + mixed if self.shortcut else mixed
 
 
-EPS = 1e-6  # epsilon of the blocks' norms and of the final norm
-
-
 class DhvtBlock(nn.Module):
     """Attention and a feed-forward network, each after a norm and with a residual connection."""
 
@@ -419,19 +413,7 @@ class Dhvt(TokenBackbone):
 
     With `global_pool="avg"`, the final class token is not used, so the gate of the last block gets no gradient.
 
-    Args:
-        img_size: Side, or (height, width), of the images in pixels.
-        patch_size: Side of a patch in pixels: 2, 4, 8 or 16 with SOPE.
-        global_pool: Input of the classifier: "token" for the class token, "avg" for the mean of the patch tokens, ""
-            for all tokens.
-        drop_path_rate: Probability that a residual branch of the last block is skipped in training; the probability
-            rises linearly from 0 at the first block. Published: 0.1.
-        dynamic_img_size: Whether to resample the position embedding to the grid of each batch.
-        parts: Options of `DhvtParts`.
-
-    Raises:
-        ValueError: sizes are not compatible, or an option has an unknown value.
-        TypeError: an option does not exist.
+    With SOPE, patches have sides of 2, 4, 8 or 16 pixels. The options of `DhvtParts` are arguments too.
     """
 
     relevance_family = "dhvt"
@@ -567,27 +549,8 @@ def checkpoint_filter_fn(state: Mapping[str, Any], model: nn.Module) -> dict[str
     return fit_position_embedding(fitted, table, model.patch_embed.grid_size)  # type: ignore[union-attr]
 
 
-# Constructor arguments (`_TINY` to `_PATCH2`) and timm configurations (`_CIFAR_CONFIG` and `_LARGE_IMAGE_CONFIG`).
 _TINY, _SMALL = {"embed_dim": 192}, {"embed_dim": 384}
 _PATCH4, _PATCH2 = {"img_size": 32, "patch_size": 4}, {"img_size": 32, "patch_size": 2}
-_CIFAR_CONFIG: dict[str, Any] = {"num_classes": 100, "input_size": (3, 32, 32), "crop_pct": 1.0}
-_LARGE_IMAGE_CONFIG: dict[str, Any] = {"crop_pct": 0.875}
-_cfg = partial(make_default_cfg, "patch_embed.proj.0.0")
-default_cfgs = generate_default_cfgs(
-    {
-        "dhvt_mini": _cfg(**{**_CIFAR_CONFIG, "num_classes": 1000}),
-        "dhvt_tiny_cifar_patch4": _cfg(**_CIFAR_CONFIG),
-        "dhvt_small_cifar_patch4": _cfg(**_CIFAR_CONFIG),
-        "dhvt_tiny_cifar_patch2": _cfg(**_CIFAR_CONFIG),
-        "dhvt_small_cifar_patch2": _cfg(**_CIFAR_CONFIG),
-        "dhvt_tiny_domain_patch16": _cfg(num_classes=345, **_LARGE_IMAGE_CONFIG),
-        "dhvt_small_domain_patch16": _cfg(num_classes=345, **_LARGE_IMAGE_CONFIG),
-        "dhvt_tiny_imagenet_patch16": _cfg(**_LARGE_IMAGE_CONFIG),
-        "dhvt_small_imagenet_patch16": _cfg(**_LARGE_IMAGE_CONFIG),
-    }
-)
-
-
 # Parameters are counted with the classes of each variant.
 _VARIANTS: dict[str, dict[str, Any]] = {
     "dhvt_mini": {"embed_dim": 128, "depth": 6, **_PATCH4, "num_heads": 4},  # 1.5M parameters
@@ -603,6 +566,15 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "dhvt_tiny_imagenet_patch16": {**_TINY, "patch_size": 16, "num_heads": 3},  # 6.3M parameters
     "dhvt_small_imagenet_patch16": {**_SMALL, "patch_size": 16, "num_heads": 6},  # 24.0M parameters
 }
+_SMALL_IMAGES: dict[str, Any] = {"input_size": (3, 32, 32), "crop_pct": 1.0}
+_cfg = partial(make_default_cfg, "patch_embed.proj.0.0")
+_CFGS = {  # by parts of the variants' names
+    "_mini": _cfg(**_SMALL_IMAGES),
+    "_cifar_": _cfg(num_classes=100, **_SMALL_IMAGES),
+    "_domain_": _cfg(num_classes=345, crop_pct=0.875),
+    "_imagenet_": _cfg(crop_pct=0.875),
+}
+default_cfgs = generate_default_cfgs({name: cfg for name in _VARIANTS for part, cfg in _CFGS.items() if part in name})
 
 
 def _config_changes(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,10 +65,6 @@ def exchange_box(cells: Tensor, box: Box) -> Tensor:
         box: (top, left, bottom, right) in cells, the same for all images; an empty box changes nothing. If the box is a
             tensor of 4 integers on the device of the cells, compiled code is not recompiled for every box, and the
             values are not checked, since reading them would wait for the device.
-
-    Example:
-        >>> exchange_box(torch.tensor([[[[1, 2]]], [[[3, 4]]]]), (0, 0, 1, 1)).flatten().tolist()
-        [3, 2, 1, 4]
     """
     grid = (cells.shape[2], cells.shape[3])
     return torch.where(inside_box(box, grid, cells.device), cells.flip(0), cells)
@@ -228,22 +224,12 @@ class LvVit(TokenBackbone):
     """An LV-ViT; the defaults are those of LV-ViT-S.
 
     Args:
-        img_size: Side, or (height, width), of the images in pixels, for which the position embedding is built.
-        patch_size: Side of a patch in pixels.
-        num_classes: Number of classes of each classifier; 0 for no classifier.
-        global_pool: Input of the classifier: "token" for the class token, "avg" for the mean of the patch tokens, ""
-            for all tokens.
         skip_lam: Number by which the output of residual branches is divided (table 4 of the supplement).
         stem: Patch embedding, a key of `STEMS` (table 3 of the supplement).
         stem_width: Number of channels between the convolutions of the stem.
         aux_head: Whether there is a second classifier, for the patch tokens. Use False if it will not be trained.
         aux_weight: Factor of the largest logits over the patch tokens, which are added to the class logits. Published:
             0.5. With 0, `aux_head` gets gradients only from `dense_logits`, not in plain classification.
-        dynamic_img_size: Whether to resample the position embedding in every forward pass, so that images may have
-            other sizes.
-        drop_rate: Dropout rate before the classifiers.
-        drop_path_rate: Probability that a residual branch of the last block is skipped in training; the probability
-            rises linearly from 0 at the first block. Published: 0.1 (T, S), 0.2 (M) and 0.3 (L).
     """
 
     relevance_family = "lvvit"
@@ -317,11 +303,7 @@ class LvVit(TokenBackbone):
     def forward_features(self, x: Tensor, mix_box: Box | None = None) -> Tensor:
         """Return the tokens (B, 1 + H * W, C) after the final norm.
 
-        Args:
-            x: Images (B, in_chans, H, W).
-            mix_box: MixToken's box (top, left, bottom, right) in patches, which the images i and B - 1 - i exchange;
-                see `exchange_box`. The output contains the exchanged tokens; `exchange_tokens` moves predictions back
-                to their images.
+        With `mix_box`, the output contains exchanged tokens; `exchange_tokens` moves predictions back to their images.
         """
         x, grid = self.embed(x, mix_box)
         for block in self.blocks:

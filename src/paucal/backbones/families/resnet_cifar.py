@@ -23,16 +23,9 @@ default_cfgs = generate_default_cfgs(
 
 
 class ResNetCifar(ResNet):
-    """timm's ResNet with a stem with stride 1 or 2.
+    """timm's ResNet with a stem with stride 1 or 2 and as many channels as the first stage.
 
-    Args:
-        block: Class of the blocks, such as timm's `BasicBlock`.
-        layers: Number of blocks of each stage.
-        in_chans: Number of channels of the images.
-        channels: Number of channels of each stage; the stem has as many channels as the first stage.
-        stem_stride: Stride of the stem in pixels, 1 or 2.
-        output_stride: Stride of the last stage in pixels: 8, 4 or 2 times `stem_stride`; None for 8 times.
-        arguments: Further arguments of `ResNet`, except arguments of its stem.
+    `output_stride` is the stride of the last stage in pixels: 8, 4 or 2 times `stem_stride`; None for 8 times.
     """
 
     def __init__(

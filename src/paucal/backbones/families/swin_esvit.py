@@ -39,6 +39,7 @@ from paucal.backbones.families.common.attention import add_bias, attend, cached_
 from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, make_default_cfg, register_variants
 
 Size = tuple[int, int]
+PADDINGS = ("published", "masked", "shrunk")  # see `EsvitSwin`
 
 
 class Windows(NamedTuple):
@@ -117,9 +118,6 @@ def _divide_into_windows(cells: Tensor, windows: Windows) -> Tensor:
     return cells.view(down, rows, across, columns).transpose(1, 2).reshape(down * across, rows * columns)
 
 
-PADDINGS = ("published", "masked", "shrunk")  # see `EsvitSwin`
-
-
 def relative_bias(table: Tensor, table_window: Size, window: Size) -> Tensor:
     """Return the relative position biases (heads, queries, keys) of a window from the table of a larger window.
 
@@ -170,18 +168,15 @@ class PaddedWindowAttention(WindowAttention):
             3, -1, down * across, heads, rows * columns, parts.shape[-1]
         )
         query, key, value = parts.unbind(0)
-        out = attend_windows(query, key, value, self._bias(windows, x), self.scale, self.fused_attn, self.attn_drop)
+        full: Size = self.window_size  # type: ignore[assignment]
+        bias = relative_bias(self.relative_position_bias_table, full, windows.window)[None]
+        if windows.needs_mask:
+            # The papers' code adds -100 instead of -inf, which gives the same softmax in float32.
+            bias = bias.masked_fill(window_mask(windows, x)[:, None], float("-inf"))
+        out = attend_windows(query, key, value, bias, self.scale, self.fused_attn, self.attn_drop)
         out = out.view(-1, down, across, heads, rows, columns, out.shape[-1]).permute(0, 1, 4, 2, 5, 3, 6)
         out = unpad_and_unshift(out.reshape(-1, *windows.padded_size, qkv.shape[-1] // 3), windows)
         return self.proj_drop(self.proj(out))
-
-    def _bias(self, windows: Windows, like: Tensor) -> Tensor:
-        full: Size = self.window_size  # type: ignore[assignment]
-        bias = relative_bias(self.relative_position_bias_table, full, windows.window)[None]
-        if not windows.needs_mask:
-            return bias
-        # The papers' code adds -100 instead of -inf, which gives the same softmax in float32.
-        return bias.masked_fill(window_mask(windows, like)[:, None], float("-inf"))
 
 
 def _window_groups(call: AttentionCall, weights: Tensor, image_size: Size) -> AttentionGroups:

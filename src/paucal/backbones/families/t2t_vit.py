@@ -58,6 +58,11 @@ from paucal.types import height_and_width
 
 EPS = 1e-8  # added to the denominator, as published; dominates the denominator if keys are far from queries
 _MAX_EXPONENT = 80.0  # largest exponent, since exp(80) is still finite in float32
+FIRST_WINDOW, NEXT_WINDOW = 7, 3  # side of the first windows in pixels, and of the later windows in cells
+TOKEN_LAYERS = ("performer", "transformer")  # attention of the token layers: linear or softmax
+_LATER_STRIDES = 4  # product of the strides of the second and third soft split
+# Parameters of the first token layer whose shapes depend on the number of image channels.
+_PIXEL_PARAMETERS = ("norm1.weight", "norm1.bias", "kqv.weight", "attn.qkv.weight")
 
 
 def random_features(count: int, width: int) -> Tensor:
@@ -102,9 +107,6 @@ def full_precision(device_type: str) -> Iterator[None]:
         return
     with torch.autocast(device_type, enabled=False):
         yield
-
-
-FIRST_WINDOW, NEXT_WINDOW = 7, 3  # side of the first windows in pixels, and of the later windows in cells
 
 
 def cut_windows(cells: Tensor, side: int, stride: int) -> Tensor:
@@ -173,14 +175,11 @@ class PerformerLayer(nn.Module):
     def forward(self, windows: Tensor) -> Tensor:
         """Return the cells (B, H, W, dim) for windows (B, H, W, k * k * C)."""
         with full_precision(windows.device.type):
-            x = self._attend(windows.to(self.kqv.weight.dtype))
+            kqv = project_windows(windows.to(self.kqv.weight.dtype), self.norm1, self.kqv, self.channels)
+            key, query, value = kqv.flatten(1, 2).chunk(3, -1)
+            mixed = linear_attention(query, key, value, self.w).to(value.dtype)
+            x = (value + self.drop(self.proj(mixed))).unflatten(1, kqv.shape[1:3])
         return x + self.mlp(self.norm2(x))
-
-    def _attend(self, windows: Tensor) -> Tensor:
-        qkv = project_windows(windows, self.norm1, self.kqv, self.channels)
-        key, query, value = qkv.flatten(1, 2).chunk(3, -1)
-        mixed = linear_attention(query, key, value, self.w).to(value.dtype)
-        return (value + self.drop(self.proj(mixed))).unflatten(1, qkv.shape[1:3])
 
 
 class TokenAttention(nn.Module):
@@ -218,10 +217,6 @@ class TransformerLayer(nn.Module):
         qkv = project_windows(windows, self.norm1, self.attn.qkv, self.channels)
         x = self.attn(qkv.flatten(1, 2)).unflatten(1, qkv.shape[1:3])
         return x + self.mlp(self.norm2(x))
-
-
-TOKEN_LAYERS = ("performer", "transformer")  # attention of the token layers: linear or softmax
-_LATER_STRIDES = 4  # product of the strides of the second and third soft split
 
 
 class TokensToToken(nn.Module):
@@ -302,36 +297,22 @@ def _apply_to_windows(layer: nn.Module, cells: Tensor, side: int, stride: int) -
     return layer(cut_windows(cells, side, stride))
 
 
-# Parameters of the first token layer whose shapes depend on the number of image channels.
-_PIXEL_PARAMETERS = ("norm1.weight", "norm1.bias", "kqv.weight", "attn.qkv.weight")
-
-
 class T2tVit(TokenBackbone):
     """A T2T-ViT; the defaults are those of T2T-ViT-14.
 
     The position embedding consists of fixed sines and cosines of a token's position in the sequence, the class token
-    first. The embedding is computed for the image size for which the model is built. For other sizes (`set_input_size`,
-    `dynamic_img_size` and checkpoints), the embedding is interpolated on the grid, so that positions keep their meaning
-    for a trained model.
+    first; it is in the state dict. The embedding is computed for the image size for which the model is built. For other
+    sizes (`set_input_size`, `dynamic_img_size` and checkpoints), the embedding is interpolated on the grid, so that
+    positions keep their meaning for a trained model.
 
     Args:
-        img_size: Side, or (height, width), of the images in pixels, for which the position embedding is built.
         patch_size: Side of a patch in pixels, a multiple of 4 up to 28; see `TokensToToken`.
-        global_pool: Input of the classifier: "token" for the class token, "avg" for the mean of the patch tokens, ""
-            for all tokens.
         tokens_type: Attention of the token layers, "performer" or "transformer" (T2T-ViT_t).
         token_dim: Number of channels of the token layers.
         kernel_ratio: Number of the performer's random features, divided by `token_dim`; at most 1.
         token_drop_rate: Dropout rate in the token layers; None for the published rates, 0.1 in the performer and 0 in
             the transformer.
         qk_scale: Factor of the products of queries and keys; None for the inverse root of a head's width.
-        dynamic_img_size: Whether to interpolate the position embedding in every forward pass, so that images may have
-            other sizes.
-        drop_path_rate: Probability that a residual branch of the last block is skipped in training; the probability
-            rises linearly from 0 at the first block. Published: 0.1; 0 in DrLoc's code.
-
-    Attributes:
-        pos_embed: (1, 1 + H * W, C) position embedding, which is not trained but is in the state dict.
     """
 
     stem_names = ("cls_token", "pos_embed", "tokens_to_token")

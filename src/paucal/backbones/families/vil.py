@@ -43,6 +43,10 @@ from paucal.backbones.families.vil_attention import (
 from paucal.types import height_and_width
 
 EPS = 1e-6  # epsilon of all norms
+POSITIONS = ("relative", "absolute")
+BIAS_RESIZES = ("lookup", "picture")  # see `FullAttention`
+# Ends of the names of parameters without weight decay.
+_NOT_DECAYED = ("cls_token", "pos_embed", "relative_position_bias", "relative_position_bias_table")
 
 
 class GlobalPatchEmbedding(nn.Module):
@@ -124,12 +128,7 @@ class VilStage(nn.Module):
 
 
 def resize_positions(table: Tensor, length: int) -> Tensor:
-    """Resize the position table of one axis, (1, L, C), to another length.
-
-    Example:
-        >>> resize_positions(torch.arange(4.0).reshape(1, 4, 1), 4).flatten().tolist()
-        [0.0, 1.0, 2.0, 3.0]
-    """
+    """Resize the position table of one axis, (1, L, C), to another length."""
     if table.shape[1] == length:
         return table
     column = table.float().transpose(1, 2).unsqueeze(3)
@@ -148,12 +147,6 @@ def stage_grids(size: Grid, patches: Sequence[int]) -> list[Grid]:
     return [(size[0] // reduction, size[1] // reduction) for reduction in reductions]
 
 
-POSITIONS = ("relative", "absolute")
-BIAS_RESIZES = ("lookup", "picture")  # see `FullAttention`
-# Ends of the names of parameters without weight decay.
-_NOT_DECAYED = ("cls_token", "pos_embed", "relative_position_bias", "relative_position_bias_table")
-
-
 class VisionLongformer(StagedBackbone):
     """A backbone whose first stages have sparse attention; the mean of the last map is classified.
 
@@ -166,9 +159,6 @@ class VisionLongformer(StagedBackbone):
     for all sizes. Full attention looks up its biases in a table for `img_size`, which `set_input_size` resizes.
 
     Args:
-        img_size: Side, or (height, width), of the images in pixels, for which position tables are built.
-        global_pool: Input of the classifier: "avg" for the mean of the last map, "token" for a global token, "" for no
-            pooling.
         patch_sizes: Side of the patches of each stage, in pixels for the first stage, and in cells of the previous
             stage's grid for other stages.
         sparse: Whether attention is sparse, for each stage.
@@ -183,7 +173,6 @@ class VisionLongformer(StagedBackbone):
         bias_resize: How full attention resizes its biases for other image sizes, "lookup" or "picture"; see
             `FullAttention`.
         share_projections: Whether global tokens have the same projections as cells in sparse attention.
-        drop_path_rate: Stochastic depth rate of the last block; the rate rises linearly from 0 at the first block.
     """
 
     pools = ("avg", "token", "")

@@ -34,24 +34,17 @@ Grid = tuple[int, int]
 class QueryKeyPairs(NamedTuple):
     """The keys of every chunk of queries. A chunk has Q queries and, for each of S neighbouring chunks (slots), K keys.
 
-    Attributes:
-        chunks: Number of chunks.
-        queries: (chunks * Q,) index of the cell of each query; where a chunk extends beyond the grid, a cell is
-            repeated. None if a single chunk covers the grid.
-        restore: (H * W,) index of every cell in `queries`; None if `queries` is None.
-        keys: (chunks, S, K) index of the cell of each key, arbitrary for masked keys; None if a single chunk has all
-            cells in order.
-        masked_keys: (chunks, 1 or Q, S, K) mask that is True for keys that are outside the grid or too far; None if no
-            key is masked.
-        offsets: (Q, S, K) index of each offset in the bias table with (4 w - 1)^2 entries, the same in every chunk.
+    If a single chunk covers the grid, `queries`, `restore` and `keys` are None.
     """
 
-    chunks: int
-    queries: Tensor | None
-    restore: Tensor | None
-    keys: Tensor | None
-    masked_keys: Tensor | None
-    offsets: Tensor
+    chunks: int  # number of chunks
+    queries: Tensor | None  # (chunks * Q,) index of each query's cell; a cell is repeated if a chunk leaves the grid
+    restore: Tensor | None  # (H * W,) index of every cell in `queries`
+    keys: Tensor | None  # (chunks, S, K) index of the cell of each key, arbitrary for masked keys
+    masked_keys: Tensor | None  # (chunks, 1 or Q, S, K) mask of keys outside the grid or too far; None for no mask
+    offsets: (
+        Tensor  # (Q, S, K) index of each offset in the bias table with (4 w - 1)^2 entries, the same in every chunk
+    )
 
 
 class _Axis(NamedTuple):
@@ -179,19 +172,11 @@ def new_table(is_used: bool, *shape: int) -> nn.Parameter | None:
 
 
 class VilAttention(nn.Module):
-    """The base class of sparse and full attention.
+    """The base class of sparse and full attention, with a bias table for a grid of `table_grid` (rows, columns)."""
 
-    Attributes:
-        window_size: (rows, columns) of the grid for whose offsets the bias table is built.
-        local_relative_position_bias_table: ((2 rows - 1) (2 columns - 1), heads) biases between cells.
-        g2l_relative_position_bias: (2, heads, g) biases of global queries and cell keys, and of cell queries and global
-            keys.
-        g2g_relative_position_bias: (heads, g, g) biases between global tokens.
-    """
-
-    local_relative_position_bias_table: nn.Parameter | None
-    g2l_relative_position_bias: nn.Parameter | None
-    g2g_relative_position_bias: nn.Parameter | None
+    local_relative_position_bias_table: nn.Parameter | None  # ((2 rows - 1) (2 columns - 1), heads), between cells
+    g2l_relative_position_bias: nn.Parameter | None  # (2, heads, g), from global tokens to cells, from cells to these
+    g2g_relative_position_bias: nn.Parameter | None  # (heads, g, g), between global tokens
 
     def __init__(self, settings: AttentionSettings, table_grid: Grid) -> None:
         super().__init__()

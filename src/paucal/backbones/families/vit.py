@@ -36,13 +36,10 @@ from paucal.backbones.families.common.positions import fit_position_embedding, r
 
 
 class DrlocViT(VisionTransformer):
-    """timm's vision transformer, optionally with the initialisation of DrLoc's code.
+    """timm's vision transformer, optionally with the initialisation of DrLoc's code (`published_init`).
 
-    Args:
-        published_init: Whether to draw class token and positions from a standard normal distribution and to initialise
-            layers with torch's defaults, as in DrLoc's code; False for timm's initialisation.
-        norm_eps: Epsilon of all norms.
-        arguments: Arguments of timm's `VisionTransformer`.
+    In this code, class token and positions are drawn from a standard normal distribution, and layers have torch's
+    default initialisation.
     """
 
     def __init__(self, *, published_init: bool = False, norm_eps: float = 1e-5, **arguments: Any) -> None:
@@ -61,11 +58,6 @@ class EsvitViT(VisionTransformer):
     The sides of images must be multiples of the patch size. Resizing is bicubic, without antialiasing. The published
     code resizes both sides by the same factor, so it only supports square images. Here, each side has its own factor,
     which gives the same result for square images.
-
-    Args:
-        norm_eps: Epsilon of all norms.
-        dynamic_img_size: Whether images may have sizes other than `img_size`.
-        arguments: Arguments of timm's `VisionTransformer`, without `no_embed_class`.
     """
 
     antialias_positions = False  # see `common.positions`

@@ -35,28 +35,18 @@ _COMPUTED_NAME_ENDS = ("relative_position_index", "attn_mask", "relative_coords_
 
 @dataclass
 class FittedTensors:
-    """The tensors of a file, sorted by whether they fit a model.
+    """The tensors of a file, sorted by whether they fit a model."""
 
-    Attributes:
-        state: Tensors with the model's names and shapes, adapted if needed.
-        changes: Descriptions of how tensors were adapted, by tensor name.
-        mismatched: Tensors with the model's names but other shapes or types.
-        unused: Names of tensors that the model does not have.
-    """
-
-    state: dict[str, Tensor] = field(default_factory=dict)
-    changes: dict[str, str] = field(default_factory=dict)
-    mismatched: dict[str, Tensor] = field(default_factory=dict)
-    unused: list[str] = field(default_factory=list)
+    state: dict[str, Tensor] = field(default_factory=dict)  # with the model's names and shapes, adapted if needed
+    changes: dict[str, str] = field(default_factory=dict)  # descriptions of how tensors were adapted, by tensor name
+    mismatched: dict[str, Tensor] = field(default_factory=dict)  # with the model's names but other shapes or types
+    unused: list[str] = field(default_factory=list)  # names of tensors that the model does not have
 
 
 def fit_to_model(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None = None) -> FittedTensors:
     """Adapt a state dict to a timm model, without changing the state dict or the model.
 
-    Args:
-        model: Model into which the tensors will be loaded.
-        state: Tensors by name.
-        grid: (rows, columns) of the position embedding in `state`; None if unknown, in which case a square is assumed.
+    `grid` is the (rows, columns) of the position embedding in `state`; None if unknown, then a square is assumed.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # timm's resampling of tables uses deprecated indexing
@@ -240,18 +230,10 @@ def choose_classifier_tensors(
     classes: Sequence[str] | None,
     head: Literal["auto", "keep", "fresh"],
 ) -> ClassifierChoice:
-    """Choose the classifier tensors to load, with rows in the order of the model's classes.
+    """Choose the classifier tensors to load, with rows in the order of the model's classes, and give the reason.
 
-    Args:
-        loaded_tensors: Tensors of the loaded classifier, by their names in the model.
-        shapes: Shapes of the tensors of the model's classifier, by name.
-        loaded_classes: Class names of the loaded weights; None if unknown.
-        classes: Class names of the model; None if unknown.
-        head: "auto" to load the classifier if it fits, "keep" to raise an error if it does not fit, "fresh" to never
-            load it.
-
-    Returns:
-        The tensors to load (empty if the classifier keeps its random weights), and the reason as text for the user.
+    No tensors are returned if the classifier keeps its random weights. The `shapes` are those of the model's
+    classifier. Class names are None if unknown. See `start_from` for `head`.
     """
     if not shapes:
         return {}, "none"

@@ -3,17 +3,25 @@
 The program is recognised by the names of the tensors. The program determines which tensors belong to the training
 method instead of the backbone, and which models the weights may belong to. If the program is known, a tensor with
 another shape is an error: the weights belong to another variant.
+
+The program also determines the preprocessing with which weights were evaluated: crop, resize filter, mean and standard
+deviation. The papers' code preprocesses test images differently from timm for the same architectures. EsViT, DINO,
+DeiT, DrLoc, DHVT, Swin, CvT and Vision Longformer resize the shorter side to 256 pixels and crop 224 pixels, but timm's
+configurations have a crop ratio of 0.9 or 0.95. The papers use ImageNet's mean and standard deviation, but timm's ViT
+uses 0.5 for both.
 """
 
 import fnmatch
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import timm
 from torch import Tensor
+
+from paucal.backbones.names import timm_config
 
 # Largest number of a file's mappings that are tried, starting with the largest mapping, and largest number of prefixes
 # that are tried per mapping, starting with the most frequent prefix.
@@ -24,20 +32,17 @@ PREFERRED_WORDS = ("ema", "average", "averaged", "teacher", "momentum")
 LAST_WORDS = ("student", "online", "optimizer")
 # Prefixes that wrappers add to the names of tensors. Names are matched with and without these prefixes.
 WRAPPER_PREFIXES = ("module.", "_orig_mod.", "module.backbone.", "backbone.", "model.")
+State = dict[str, Tensor]  # tensors by name
+Channels = tuple[float, ...]
+Filter = Literal["bicubic", "bilinear", "lanczos"]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A set of tensors in a checkpoint that may be a model's weights.
+    """A set of tensors in a checkpoint that may be a model's weights."""
 
-    Attributes:
-        part: Keys and prefix of these tensors in the checkpoint, as text; empty if the tensors are the whole
-            checkpoint.
-        state: Tensors by name, without the prefix.
-    """
-
-    part: str
-    state: dict[str, Tensor]
+    part: str  # keys and prefix of these tensors in the checkpoint; empty if they are the whole checkpoint
+    state: dict[str, Tensor]  # tensors by name, without the prefix
 
 
 def find_candidates(tree: Mapping[str, Any], names: Collection[str]) -> list[Candidate]:
@@ -45,10 +50,6 @@ def find_candidates(tree: Mapping[str, Any], names: Collection[str]) -> list[Can
 
     Nested mappings ("state_dict", "model", "teacher", ...) are searched. Prefixes of names ("module.", "backbone.",
     ...) are found by comparing the ends of the names with the model's names, so that no complete list is needed.
-
-    Args:
-        tree: Content of the checkpoint.
-        names: Names of the model's tensors.
 
     Example:
         >>> import torch
@@ -97,29 +98,17 @@ def _preference_rank(part: str) -> int:
     return 0 if words & set(PREFERRED_WORDS) else 2 if words & set(LAST_WORDS) else 1
 
 
-State = dict[str, Tensor]  # tensors by name
-
-
 @dataclass(frozen=True)
 class Program:
-    """A paper's code, and how to recognise and read its checkpoints.
+    """A paper's code, and how to recognise and read its checkpoints."""
 
-    Attributes:
-        name: Name of the repository.
-        name_patterns: Regular expressions that recognise the program's checkpoints. Each expression must match the name
-            of at least one tensor.
-        model_patterns: Shell patterns of the timm models to which the weights may belong, the most likely first.
-        method_pattern: Regular expression of the names of the training method's tensors, such as projection heads.
-        rename: Function that renames tensors to the model's names; not needed if timm's conversion renames them.
-        uses_timm_crop_ratios: Whether models are evaluated with the crop ratios of their timm configurations; False if
-            images are resized to 256 pixels and cropped to 224 pixels.
-    """
-
-    name: str
-    name_patterns: tuple[str, ...]
-    model_patterns: tuple[str, ...]
-    method_pattern: str = r"(?!)"
-    rename: Callable[[State], State] = dict
+    name: str  # of the repository
+    name_patterns: tuple[str, ...]  # regular expressions, each of which matches the name of at least one tensor
+    model_patterns: tuple[str, ...]  # shell patterns of the models to which weights may belong, the most likely first
+    method_pattern: str = r"(?!)"  # matches the names of the training method's tensors, such as projection heads
+    rename: Callable[[State], State] = dict  # to the model's names; not needed if timm's conversion renames them
+    # Whether models are evaluated with the crop ratios of their timm configurations; False if images are resized to 256
+    # pixels and cropped to 224 pixels.
     uses_timm_crop_ratios: bool = False
 
     def wrote(self, names: Collection[str]) -> bool:
@@ -199,13 +188,7 @@ PROGRAMS: tuple[Program, ...] = (
 
 
 def recognise_program(names: Collection[str]) -> Program | None:
-    """Return the program that wrote a file with tensors of these names; None if the program is unknown.
-
-    Example:
-        >>> recognise_program({"tokens_to_token.attention1.kqv.weight"}).name
-        'yitu-opensource/T2T-ViT'
-        >>> recognise_program({"conv1.weight", "fc.bias"})
-    """
+    """Return the program that wrote a file with tensors of these names; None if the program is unknown."""
     return next((program for program in PROGRAMS if program.wrote(names)), None)
 
 
@@ -213,3 +196,59 @@ def possible_models(program: Program) -> list[str]:
     """Return the names of the timm models to which a program's weights may belong, the most likely first."""
     names = timm.list_models()
     return list(dict.fromkeys(name for pattern in program.model_patterns for name in fnmatch.filter(names, pattern)))
+
+
+@dataclass(frozen=True)
+class WeightsPreprocessing:
+    """The preprocessing with which weights were evaluated; by default that of DeiT's code and its derivatives."""
+
+    crop_ratio: float = 224 / 256  # side of the centre crop, divided by the side to which images are resized before
+    interpolation: Filter = "bicubic"
+    mean: Channels = (0.485, 0.456, 0.406)  # of each channel, subtracted from pixel values in [0, 1]
+    std: Channels = (0.229, 0.224, 0.225)  # of each channel, by which the centred pixel values are divided
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> "WeightsPreprocessing":
+        """Return the object for the output of `dataclasses.asdict`, perhaps from a JSON file, with unchecked values."""
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
+        return cls(**values)
+
+
+def timm_preprocessing(model: str) -> WeightsPreprocessing:
+    """Return the preprocessing in timm's configuration of a model; the defaults if the model has no configuration."""
+    config = timm_config(model)
+    if config is None:
+        return WeightsPreprocessing()
+    ratio = float(config.crop_pct or WeightsPreprocessing.crop_ratio)
+    interpolation: Any = config.interpolation if config.interpolation in get_args(Filter) else "bicubic"
+    return WeightsPreprocessing(ratio, interpolation, tuple(config.mean), tuple(config.std))  # type: ignore[arg-type]
+
+
+def checkpoint_preprocessing(program: str, model: str) -> WeightsPreprocessing:
+    """Return the preprocessing with which the weights of a file were evaluated, which was written by a `Program`.
+
+    `program` is its name; "" if unknown.
+    """
+    if program == SWIN and model.endswith("_384"):
+        return WeightsPreprocessing(crop_ratio=1.0)  # Swin's code resizes images to 384 pixels without a crop
+    writer = next((entry for entry in PROGRAMS if entry.name == program), None)
+    if model.startswith("deit_") if writer is None else not writer.uses_timm_crop_ratios:
+        return WeightsPreprocessing()
+    return timm_preprocessing(model)
+
+
+def find_program(tree: Mapping[str, Any]) -> str:
+    """Return the name of the program that wrote a file, recognised by the names of its tensors; "" if unknown."""
+    programs = (recognise_program(candidate.state) for candidate in find_candidates(tree, ()))
+    return next((program.name for program in programs if program is not None), "")
+
+
+def from_scratch_preprocessing(model: str) -> WeightsPreprocessing:
+    """Return the preprocessing of the original code of a model's family, for evaluating models trained from scratch.
+
+    timm's configurations are not used, since they belong to the weights that timm publishes.
+    """
+    patterns = [pattern for program in PROGRAMS if program.uses_timm_crop_ratios for pattern in program.model_patterns]
+    if not any(fnmatch.fnmatch(model, pattern) for pattern in patterns):
+        return WeightsPreprocessing()
+    return replace(WeightsPreprocessing(), crop_ratio=timm_preprocessing(model).crop_ratio)

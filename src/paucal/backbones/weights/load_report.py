@@ -26,7 +26,7 @@ class LoadReport:
         program: Program that wrote the file; empty if it is unknown.
         method: Names of the file's tensors that belong to the program's training method, such as projection heads.
         input: Preprocessing with which the weights were evaluated, as a dictionary of the fields of
-            `inputs.WeightsPreprocessing`.
+            `checkpoints.WeightsPreprocessing`.
         undertrained: Whether the weights were trained on so few images that careful fine-tuning does not help.
     """
 

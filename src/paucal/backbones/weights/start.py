@@ -1,7 +1,7 @@
 """Initialises a model with pretrained weights, and reports what was loaded."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -31,22 +31,13 @@ Head = Literal["auto", "keep", "fresh"]
 
 @dataclass(frozen=True)
 class StartWeights:
-    """Initial weights for a model, with the model, the classes and the grid to which the weights belong.
+    """Initial weights for a model, with the model, the classes and the grid to which the weights belong."""
 
-    Attributes:
-        tree: Content of the file: tensors by name, or nested mappings of tensors under keys such as "state_dict" and
-            "teacher".
-        source: Origin of the weights, as text.
-        model: timm name of the model to which the weights belong; None if unknown.
-        classes: Class names of the classifier; None if unknown.
-        grid: (rows, columns) of the position embedding; None if unknown, in which case a square is assumed.
-    """
-
-    tree: Mapping[str, Any]
-    source: str
-    model: str | None = None
-    classes: tuple[str, ...] | None = None
-    grid: Size | None = None
+    tree: Mapping[str, Any]  # tensors by name, or nested mappings of tensors under keys such as "teacher"
+    source: str  # origin of the weights, for messages
+    model: str | None = None  # timm name; None if unknown
+    classes: tuple[str, ...] | None = None  # class names of the classifier; None if unknown
+    grid: Size | None = None  # (rows, columns) of the position embedding; None if unknown, then a square is assumed
 
 
 def start_from(
@@ -57,24 +48,8 @@ def start_from(
     Position embeddings, relative-position tables, patch kernels and the input channels of the first layer are adapted
     with timm's functions. The classifier is loaded if the weights have all classes of the model, by name, or the same
     number of classes without names; otherwise, the model's classifier keeps its random weights. (The published DrLoc
-    code ignores every tensor with "head" in its name and does not check shapes.)
-
-    Args:
-        model: A timm model or a `FeatureBackbone`, built with random weights.
-        weights: Weights to load.
-        classes: Class names of the model; None if unknown.
-        head: "auto" to load the classifier if it fits, "keep" to raise an error if it does not fit, "fresh" to never
-            load it.
-
-    Returns:
-        A report of the tensors that were loaded, adapted or left out.
-
-    Example:
-        >>> import timm
-        >>> source, target = timm.create_model("resnet18", num_classes=9), timm.create_model("resnet18", num_classes=4)
-        >>> report = start_from(target, StartWeights({"model": source.state_dict()}, "an example"))
-        >>> report.share, report.classifier
-        (1.0, 'fresh, since the loaded weights have 9 classes and this run 4')
+    code ignores every tensor with "head" in its name and does not check shapes.) With the `head` "keep", a classifier
+    that does not fit is an error; with "fresh", it is never loaded.
     """
     model = model.model if isinstance(model, FeatureBackbone) else model
     best = _best_fit(model, weights)
@@ -90,31 +65,29 @@ def start_from(
     state = {**fitted.state, **kept_classifier}
     _require_finite(state, weights.source)
     model.load_state_dict(state, strict=False)
+    report = _make_report(weights.source, best, verdict, state)
+    fresh = [name for name in model_state if name not in state and name not in shapes and not _is_batch_counter(name)]
+    return replace(report, loaded=tuple(name for name in state if name not in fitted.changes), fresh=tuple(fresh))
+
+
+def _make_report(source: str, best: "CandidateFit", verdict: str, state: Mapping[str, Tensor]) -> LoadReport:
     return LoadReport(
-        weights.source,
+        source,
         best.part,
         best.share,
         verdict,
-        loaded=tuple(name for name in state if name not in fitted.changes),
-        adapted={name: change for name, change in fitted.changes.items() if name in state},
-        fresh=tuple(
-            name for name in model_state if name not in state and name not in shapes and not _is_batch_counter(name)
-        ),
-        unused=tuple([*fitted.unused, *fitted.mismatched]),
+        loaded=tuple(state),
+        adapted={name: change for name, change in best.fitted.changes.items() if name in state},
+        unused=(*best.fitted.unused, *best.fitted.mismatched),
         program=best.program.name if best.program else "",
         method=tuple(best.method),
     )
 
 
 def read_complete_state(model: nn.Module, weights: StartWeights) -> tuple[dict[str, Tensor], LoadReport]:
-    """Return a model's complete state dict from a file, including the file's classifier.
+    """Return a model's complete state dict from a file, including the file's classifier, and a report.
 
-    Args:
-        model: A timm model, which may be on the meta device.
-        weights: Weights of this model.
-
-    Returns:
-        The state dict, and a report of the tensors that were adapted or left out.
+    The model may be on the meta device.
     """
     best = _best_fit(model, weights)
     classifier_names, fitted = classifier_modules(model), best.fitted
@@ -131,13 +104,7 @@ def read_complete_state(model: nn.Module, weights: StartWeights) -> tuple[dict[s
         )
     state = {**fitted.state, **classifier}
     _require_finite(state, weights.source, "")
-    verdict = "kept" if classifier else "none"
-    unused = tuple([*fitted.unused, *fitted.mismatched])
-    adapted = {name: change for name, change in fitted.changes.items() if name in state}
-    program = best.program.name if best.program else ""
-    return state, LoadReport(
-        weights.source, best.part, best.share, verdict, tuple(state), adapted, (), unused, program, tuple(best.method)
-    )
+    return state, _make_report(weights.source, best, "kept" if classifier else "none", state)
 
 
 def suggest_model(tree: Mapping[str, Any]) -> str | None:
@@ -175,22 +142,13 @@ def pick_network(tree: Mapping[str, Any], name: str, source: str) -> Mapping[str
 
 @dataclass(frozen=True)
 class CandidateFit:
-    """How well a set of tensors from a file fits a model.
+    """How well a set of tensors from a file fits a model."""
 
-    Attributes:
-        part: Keys and prefix of the tensors in the file, as text.
-        fitted: The tensors, sorted by whether they fit the model.
-        share: Fraction (0 to 1) of the model's parameters that can be loaded, by number of elements and without the
-            classifier.
-        program: Program that wrote the file; None if unknown.
-        method: Names of tensors that belong to the program's training method.
-    """
-
-    part: str = ""
+    part: str = ""  # keys and prefix of the tensors in the file, as text
     fitted: FittedTensors = field(default_factory=FittedTensors)
-    share: float = 0.0
-    program: Program | None = None
-    method: Sequence[str] = ()
+    share: float = 0.0  # fraction of the model's parameters that can be loaded, by elements, without the classifier
+    program: Program | None = None  # that wrote the file; None if unknown
+    method: Sequence[str] = ()  # names of tensors that belong to the program's training method
 
 
 def _best_fit(model: nn.Module, weights: StartWeights) -> CandidateFit:
@@ -209,14 +167,10 @@ def _fit_candidate(model: nn.Module, candidate: Candidate, grid: Size | None) ->
     if program is not None:
         state, method = program.without_method(state)
         state = program.rename(state)
-    fitted = fit_to_model(model, state, grid)
-    return CandidateFit(candidate.part, fitted, _loaded_fraction(model, fitted), program, method)
-
-
-def _loaded_fraction(model: nn.Module, fitted: FittedTensors) -> float:
-    classifier_names = classifier_modules(model)
+    fitted, classifier_names = fit_to_model(model, state, grid), classifier_modules(model)
     sizes = {name: p.numel() for name, p in model.named_parameters() if not is_inside(name, classifier_names)}
-    return sum(size for name, size in sizes.items() if name in fitted.state) / max(sum(sizes.values()), 1)
+    share = sum(size for name, size in sizes.items() if name in fitted.state) / max(sum(sizes.values()), 1)
+    return CandidateFit(candidate.part, fitted, share, program, method)
 
 
 def _too_few_weights_message(model: nn.Module, weights: StartWeights, best: CandidateFit) -> str:

@@ -40,7 +40,7 @@ from paucal.metrics.measures import (
     roc_auc,
     value_of,
 )
-from paucal.models.frozen import FrozenBackbone
+from paucal.models.named import FrozenBackbone
 from paucal.types import UserError
 from paucal.wording import percent
 

@@ -16,14 +16,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
-from paucal.backbones.forward_hooks import HookedTensors, hook_output
 from paucal.backbones.layout import LayoutHints, last_tensor, read_layout, to_grid
-from paucal.backbones.probe import model_name
+from paucal.backbones.probe import HookedTensors, hook_output, model_name
 from paucal.data.images import ImageSet
 from paucal.data.loader import MAX_INFERENCE_BATCH, make_eval_loader
 from paucal.data.stores import EncodedStore
 from paucal.evaluation.protocols.classifier import count_non_finite, require_finite, rows_per_chunk
-from paucal.models.frozen import FrozenBackbone
+from paucal.models.named import FrozenBackbone
 from paucal.types import FeatureRequest, UserError
 from paucal.wording import counted
 

@@ -35,7 +35,7 @@ from paucal.evaluation.protocols.classifier import (
 )
 from paucal.evaluation.protocols.features import Advance, Extraction, FeatureKind, FeatureReader
 from paucal.metrics.measures import MetricName, nan_argmax
-from paucal.models.frozen import FrozenBackbone
+from paucal.models.named import FrozenBackbone
 from paucal.types import UserError
 
 # Learning rates for a batch of 256 images. The rates are scaled in proportion to the batch size. The published runs

@@ -16,7 +16,7 @@ from paucal.evaluation.plots import GREY, plot_label
 from paucal.evaluation.protocols.evaluate import PROTOCOLS, TOP_5, Outcome, ScoreKey
 from paucal.evaluation.results import stored_score
 from paucal.metrics.intervals import Bootstrap, Score
-from paucal.models.frozen import RANDOM_NAME
+from paucal.models.named import RANDOM_NAME
 from paucal.types import UserError
 from paucal.wording import counted, percent
 from paucal.writing import csv_text, write_text

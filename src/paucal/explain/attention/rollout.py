@@ -18,8 +18,8 @@ from torch.nn import functional
 
 from paucal.backbones.attention_layout import Tokens
 from paucal.backbones.attention_maps import attention_layers
-from paucal.backbones.forward_hooks import final_norm_names, recorded_outputs
 from paucal.backbones.layout import last_tensor
+from paucal.backbones.probe import final_norm_names, recorded_outputs
 from paucal.explain.attention.maps import AttentionMap, fold_head_tokens
 from paucal.explain.attention.reading import AttentionRecord, read_attention, run_recorded
 

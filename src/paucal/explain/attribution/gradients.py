@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
-from paucal.backbones.forward_hooks import block_names, recorded_outputs
 from paucal.backbones.layout import LayoutHints, last_tensor, read_layout, to_grid
-from paucal.backbones.probe import model_name
+from paucal.backbones.probe import block_names, model_name, recorded_outputs
 from paucal.explain.attention.reading import require_attention
 from paucal.explain.attention.rollout import class_contributions, roll_out, run_with_blocks
 from paucal.explain.attribution.pruning import PrunedGradients

@@ -1,29 +1,52 @@
-"""Adds weights to this machine: checks the weights by loading them into their model, and stores them by SHA-256."""
+"""Adds weights to this machine: checks the weights by loading them into their model, and stores them by SHA-256.
 
+An archive of weights, for other machines, is an uncompressed zip with tensors, card, licence and checksums.
+"""
+
+import hashlib
+import json
 import os
+import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
+import safetensors.torch
 import torch
 from PIL import Image
+from safetensors import SafetensorError
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 
 from paucal.backbones.empty_models import build_empty
 from paucal.backbones.layers import classifier_modules, is_inside
 from paucal.backbones.names import create_model, require_model_name, timm_config
-from paucal.backbones.weights.inputs import WeightsPreprocessing, checkpoint_preprocessing, timm_preprocessing
+from paucal.backbones.weights.checkpoints import WeightsPreprocessing, checkpoint_preprocessing, timm_preprocessing
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.backbones.weights.start import StartWeights, read_complete_state
 from paucal.models.preprocessing import Preprocessing
-from paucal.models.weights.store import AddedWeights, file_digest, require_short_text, weights_folder, write_card
-from paucal.runs.weights import save_weights
+from paucal.models.weights.store import (
+    MAX_CARD_BYTES,
+    MAX_LICENCE_BYTES,
+    AddedWeights,
+    file_digest,
+    parse_card,
+    require_short_text,
+    weights_folder,
+    write_card,
+)
+from paucal.reading import parse_json, require_regular
+from paucal.runs.weights import MAX_WEIGHTS_BYTES, save_weights
 from paucal.types import UserError, height_and_width
 
 CROPS_PER_PHOTO = 4  # number of crops of each sample photograph
 DEFAULT_SIDE = 224  # side in pixels of the input of models whose image size timm does not know
+WEIGHTS_ENTRY, CARD_ENTRY, LICENCE_ENTRY = "weights.safetensors", "card.json", "LICENCE.txt"
+ARCHIVE_SUFFIX = ".weights.zip"  # end of an archive's file name
+_MAX_ENTRY_BYTES = {WEIGHTS_ENTRY: MAX_WEIGHTS_BYTES, CARD_ENTRY: MAX_CARD_BYTES, LICENCE_ENTRY: MAX_LICENCE_BYTES}
+_ENTRY_DATE = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same weights give the same archive
 
 
 @dataclass(frozen=True)
@@ -77,15 +100,10 @@ def check_weights(
     licence_text: str = "",
     image_input: WeightsPreprocessing | None = None,
 ) -> CheckedWeights:
-    """Check weights by loading them into their model and running the model once.
+    """Check weights for all parameters of a model by loading them into the model and running it once.
 
-    Args:
-        weights: Weights for all parameters of the model.
-        name: timm name of the model.
-        licence: Name of the licence.
-        licence_text: Text of the licence; "" if unknown.
-        image_input: Preprocessing that the weights need. None means timm's preprocessing if the name has a tag, else
-            the preprocessing of the program that wrote the file.
+    If `image_input` is None, the weights need timm's preprocessing if the name has a tag, else the preprocessing of the
+    program that wrote the file.
     """
     licence = check_licence(name, licence)
     state, report = read_complete_state(build_empty(name, {}), weights)
@@ -139,3 +157,67 @@ def to_half_precision(weights: CheckedWeights) -> CheckedWeights:
         for name, value in weights.state.items()
     }
     return replace(weights, state=state)
+
+
+def is_archive(path: Path) -> bool:
+    """Return whether a file is an archive of weights; a damaged file is recognised by its suffix."""
+    try:
+        with zipfile.ZipFile(require_regular(path)) as archive:
+            return {CARD_ENTRY, WEIGHTS_ENTRY} <= set(archive.namelist())
+    except (zipfile.BadZipFile, OSError, ValueError):
+        return path.name.endswith(ARCHIVE_SUFFIX)
+
+
+def write_archive(file: BinaryIO, weights: CheckedWeights) -> None:
+    """Write an archive of weights, which must have a licence text."""
+    tensors = {name: value.contiguous().clone() for name, value in weights.state.items()}
+    tensor_bytes = safetensors.torch.save(tensors, metadata={"format": "pt"})
+    card = {**asdict(weights.card(hashlib.sha256(tensor_bytes).hexdigest(), len(tensor_bytes))), "licence_text": ""}
+    licence_bytes = weights.licence_text.encode()
+    card["licence_sha256"] = hashlib.sha256(licence_bytes).hexdigest()
+    card_bytes = json.dumps(card, indent=1, ensure_ascii=False).encode()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in ((CARD_ENTRY, card_bytes), (LICENCE_ENTRY, licence_bytes), (WEIGHTS_ENTRY, tensor_bytes)):
+            archive.writestr(zipfile.ZipInfo(name, _ENTRY_DATE), data)
+
+
+def read_archive(path: Path) -> CheckedWeights:
+    """Read an untrusted archive, and check its weights by loading them into their model."""
+    try:
+        with zipfile.ZipFile(require_regular(path)) as archive:
+            contents = {name: _read_entry(archive, name, path) for name in _MAX_ENTRY_BYTES}
+    except (zipfile.BadZipFile, KeyError, EOFError, OSError, NotImplementedError, RuntimeError) as problem:
+        raise UserError(
+            f"{str(path)!r} is damaged, truncated or not an archive of weights: copy the archive again."
+        ) from problem
+    try:
+        card_values = parse_json(contents[CARD_ENTRY])
+        licence_digest = card_values.pop("licence_sha256")
+        card = parse_card(json.dumps(card_values))
+        image_input = WeightsPreprocessing.from_dict(card.input)
+        Preprocessing.from_image_input((1, 1), image_input)  # raises an error for values out of range
+    except (ValueError, TypeError, AttributeError, KeyError) as problem:
+        raise UserError(f"{str(path)!r} has an invalid card ({problem}): pack the weights again.") from problem
+    digests = [hashlib.sha256(contents[name]).hexdigest() for name in (WEIGHTS_ENTRY, LICENCE_ENTRY)]
+    if digests != [card.sha256, licence_digest]:
+        raise UserError(
+            f"{str(path)!r} is damaged: its content does not match the checksums in its card; copy the archive again."
+        )
+    try:
+        tree, text = safetensors.torch.load(contents[WEIGHTS_ENTRY]), contents[LICENCE_ENTRY].decode()
+    except (SafetensorError, UnicodeDecodeError, ValueError) as problem:
+        raise UserError(
+            f"the weights in {str(path)!r} are not a valid safetensors file ({problem}): pack the weights again."
+        ) from problem
+    return check_weights(StartWeights(tree, card.source), card.name, card.licence, text, image_input)
+
+
+def _read_entry(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
+    """Return the bytes of an entry; compressed entries are refused, since they could unpack to gigabytes."""
+    entry = archive.getinfo(name)
+    if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > min(_MAX_ENTRY_BYTES[name], path.stat().st_size):
+        raise UserError(
+            f"{str(path)!r} was not written by 'paucal weights pack', since its {name} is compressed or too large: "
+            "pack the weights again."
+        )
+    return archive.read(entry)

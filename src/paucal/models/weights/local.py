@@ -11,9 +11,8 @@ from typing import Any
 import timm
 from torch import Tensor, nn
 
-from paucal.backbones.names import timm_config
-from paucal.backbones.weights.fetching import is_cached, require_reachable
-from paucal.backbones.weights.inputs import WeightsPreprocessing, timm_preprocessing
+from paucal.backbones.names import is_cached, require_reachable, timm_config
+from paucal.backbones.weights.checkpoints import WeightsPreprocessing, timm_preprocessing
 from paucal.models.weights import table
 from paucal.models.weights.store import AddedWeights, file_digest, find_added, list_added
 from paucal.models.weights.table import Package, PretrainedWeights

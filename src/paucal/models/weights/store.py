@@ -35,7 +35,7 @@ class AddedWeights:
         size: Size of the file of tensors in bytes.
         classes: Number of outputs of the classifier; 0 if there is no classifier.
         input: Preprocessing of images, as a dictionary of the fields of
-            `backbones.weights.inputs.WeightsPreprocessing`.
+            `backbones.weights.checkpoints.WeightsPreprocessing`.
         licence_text: Text of the licence; "" if the text is unknown.
     """
 

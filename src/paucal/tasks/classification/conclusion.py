@@ -22,8 +22,7 @@ from paucal.evaluation.record import (
 from paucal.evaluation.results import MultiLabelReport, PrimaryMetric, Report, scored_part
 from paucal.methods.training import method_of, unused_settings_of
 from paucal.methods.training_settings import TrainSettings
-from paucal.models.saved import read_card
-from paucal.models.trained import load_trained
+from paucal.models.trained import load_trained, read_card
 from paucal.report.page import write_report
 from paucal.runner.console import Console
 from paucal.runner.processes import wait_for_all

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from paucal.backbones.weights.inputs import WeightsPreprocessing, from_scratch_preprocessing
+from paucal.backbones.weights.checkpoints import WeightsPreprocessing, from_scratch_preprocessing
 from paucal.data.dataset import ViewDataset
 from paucal.data.loader import CachedBatches, TrainLoader
 from paucal.data.views.augmentation import Augmentation, Mixing

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from paucal.backbones import BackboneSpec
-from paucal.backbones.weights.inputs import WeightsPreprocessing, timm_preprocessing
+from paucal.backbones.weights.checkpoints import WeightsPreprocessing, timm_preprocessing
 from paucal.data.decode import DEFAULT_DECODE_OPTIONS
 from paucal.data.splits.split import make_split
 from paucal.data.views.normalisation import Normalisation
 from paucal.models.preprocessing import Preprocessing
-from paucal.models.saved import stored_card
+from paucal.models.trained import stored_card
 from paucal.objectives.finetuning import FineTuning
 from paucal.rules.resolve import InitialWeightsInfo, backbone_spec, resolve
 from paucal.runner.images import SplitImages, decode_images, decode_options_for_size, normalisation

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from paucal.backbones import BackboneSpec
 from paucal.models.card import CARD_FORMAT, ModelCard
 from paucal.models.preprocessing import MAX_SIDE
-from paucal.models.saved import load_saved
 from paucal.models.tasks import DETECTION
+from paucal.models.trained import load_saved
 from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights, save_weights
 from paucal.tasks.detection.network.detector import Detector, build_detector

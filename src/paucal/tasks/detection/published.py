@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torchvision.models import detection
 
-from paucal.backbones.weights.inputs import WeightsPreprocessing
+from paucal.backbones.weights.checkpoints import WeightsPreprocessing
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.rules.resolve import InitialWeightsInfo
 from paucal.runner.job import Bars

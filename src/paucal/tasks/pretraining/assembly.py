@@ -10,7 +10,7 @@ import timm
 
 from paucal.backbones.layout import Size
 from paucal.backbones.spec import BackboneSpec
-from paucal.backbones.weights.inputs import WeightsPreprocessing, timm_preprocessing
+from paucal.backbones.weights.checkpoints import WeightsPreprocessing, timm_preprocessing
 from paucal.data.channels.pixel_format import describe_channels
 from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images

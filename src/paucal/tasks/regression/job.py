@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 
 from paucal.backbones.stage_classifier import add_stage_classifier, last_stage_poolings
-from paucal.backbones.weights.inputs import timm_preprocessing
+from paucal.backbones.weights.checkpoints import timm_preprocessing
 from paucal.evaluation.predictions import predict_in_order
 from paucal.methods.training import resolve_training
 from paucal.methods.training_settings import TrainSettings

@@ -5,8 +5,7 @@ import os
 import torch
 
 from paucal.models.regression import RegressionCard
-from paucal.models.saved import load_saved
-from paucal.models.trained import TrainedModel
+from paucal.models.trained import TrainedModel, load_saved
 from paucal.runs import RunFolder
 
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from paucal.backbones.layout import Size
-from paucal.backbones.weights.inputs import WeightsPreprocessing, timm_preprocessing
+from paucal.backbones.weights.checkpoints import WeightsPreprocessing, timm_preprocessing
 from paucal.models.preprocessing import Preprocessing
-from paucal.models.saved import stored_card
+from paucal.models.trained import stored_card
 from paucal.objectives.finetuning import FineTuning
 from paucal.rules.resolve import DataAndMachine, backbone_spec, resolve
 from paucal.runner.images import normalisation

@@ -15,7 +15,7 @@ from paucal.data.masks.masked_images import MaskedImages, MaskStore, images_of_p
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.splits.split import Split, make_split
 from paucal.data.splits.split_csv import read_split
-from paucal.models.saved import stored_card
+from paucal.models.trained import stored_card
 from paucal.reading import expand_user_path
 from paucal.runner.images import SplitImages, decode_images
 from paucal.runner.job import Bars

@@ -20,8 +20,8 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.memory import read_available_memory
 from paucal.models.card import CARD_FORMAT, ModelCard
 from paucal.models.preprocessing import MAX_SIDE
-from paucal.models.saved import load_saved
 from paucal.models.tasks import SEGMENTATION
+from paucal.models.trained import load_saved
 from paucal.runs import RunFolder
 from paucal.tasks.segmentation.network import SegmentationNetwork, build_segmentation_network
 from paucal.tasks.segmentation.windows import WindowOptions, pixel_probabilities, scale_to_fit

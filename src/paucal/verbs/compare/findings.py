@@ -13,7 +13,7 @@ from paucal.backbones.sizing import fit_to_image_size
 from paucal.data.splits.split_csv import read_rows
 from paucal.evaluation.comparison import Difference, ScoreOverSeeds, difference, score_over_seeds
 from paucal.evaluation.results import ClassificationReport
-from paucal.models.saved import read_card
+from paucal.models.trained import read_card
 from paucal.reading import read_text
 from paucal.runs.folder import read_scores
 from paucal.types import UserError

@@ -28,8 +28,7 @@ from paucal.explain.features import Correspondence, match_images
 from paucal.explain.figures.cells import MatchedPair, matches_sheet
 from paucal.explain.figures.pictures import visible_region
 from paucal.metrics.intervals import Bootstrap
-from paucal.models.frozen import RANDOM_NAME, FrozenBackbone, open_frozen, random_baseline
-from paucal.models.named import find_run
+from paucal.models.named import RANDOM_NAME, FrozenBackbone, find_run, open_frozen, random_baseline
 from paucal.report.page import REPORT_FILE, write_report
 from paucal.report.pretraining import write_pretraining_report
 from paucal.runner.console import Console

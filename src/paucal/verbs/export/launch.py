@@ -22,8 +22,7 @@ from paucal.export.timm_folder import (
     with_temperature_in_weights,
     write_timm_folder,
 )
-from paucal.models.saved import read_card
-from paucal.models.trained import TrainedModel
+from paucal.models.trained import TrainedModel, read_card
 from paucal.models.weights.local import licence_of
 from paucal.reading import expand_user_path
 from paucal.report.detection import write_detection_report

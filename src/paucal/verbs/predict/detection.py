@@ -12,7 +12,7 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from paucal.data.arguments import ImageInMemory, list_sources
-from paucal.models.saved import read_card
+from paucal.models.trained import read_card
 from paucal.runner.console import Console, LoggedConsole
 from paucal.runner.frames import Frame, images_of_frame, is_frame
 from paucal.runner.input_images import open_sources, read_all

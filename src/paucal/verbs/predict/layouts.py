@@ -11,8 +11,8 @@ from paucal.data.decode import DEFAULT_DECODE_OPTIONS, UnreadableImage
 from paucal.data.images import ImageSet
 from paucal.data.sources.joining import join_sets
 from paucal.export.reading import task_of_model
-from paucal.models.saved import read_card
 from paucal.models.tasks import DETECTION, REGRESSION, SEGMENTATION
+from paucal.models.trained import read_card
 from paucal.reading import expand_user_path
 from paucal.runner.console import Console, NullConsole
 from paucal.runner.input_images import InputImages, MemoryImage, open_sources, path_of_image

@@ -8,21 +8,24 @@ from typing import Any
 
 import torch
 
-from paucal.backbones.weights.inputs import WeightsPreprocessing, timm_preprocessing
+from paucal.backbones.weights.checkpoints import WeightsPreprocessing, timm_preprocessing
 from paucal.backbones.weights.start import StartWeights
 from paucal.data.arguments import path_text
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.published import read_timm
 from paucal.models.weights import table
 from paucal.models.weights.adding import (
+    ARCHIVE_SUFFIX,
     CheckedWeights,
     add_checked,
     check_licence,
     check_weights,
     compute_outputs,
+    is_archive,
+    read_archive,
     to_half_precision,
+    write_archive,
 )
-from paucal.models.weights.archive import ARCHIVE_SUFFIX, is_archive, read_archive, write_archive
 from paucal.models.weights.local import find_added_weights, input_of_weights, licence_of
 from paucal.models.weights.store import MAX_LICENCE_BYTES, AddedWeights, find_added, list_added, remove_added
 from paucal.models.weights.table import APACHE

@@ -13,10 +13,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from paucal.backbones.forward_hooks import recorded_outputs
 from paucal.backbones.frozen_stages import FrozenStages
 from paucal.backbones.layout import Size
-from paucal.backbones.probe import make_dummy_images, temporary_eval_mode
+from paucal.backbones.probe import make_dummy_images, recorded_outputs, temporary_eval_mode
 from paucal.backbones.stage_classifier import StagePool, last_stage_poolings
 from paucal.models.features import ClassifierInputExtractor
 from paucal.types import UserError

@@ -1,8 +1,10 @@
-"""Binary cross-entropy with one sigmoid per class, for images that can have several labels."""
+"""Cross-entropies for images that can have several labels, and for the labelled pixels of an image."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from paucal.losses.precision import at_least_float32
 
 
 def multi_label_loss(
@@ -31,3 +33,33 @@ def multi_label_loss(
     smoothed = torch.where(is_known, targets, 0.0) * (1 - label_smoothing) + label_smoothing / logits.shape[1]
     losses = F.binary_cross_entropy_with_logits(logits, smoothed, pos_weight=pos_weight, reduction="none")
     return (losses * is_known).sum() / is_known.sum().clamp(min=1)
+
+
+def pixel_loss(logits: Tensor, mask: Tensor, ignored: int = 255) -> Tensor:
+    """Return the mean cross-entropy of the labelled pixels of a batch, in nats.
+
+    Args:
+        logits: (B, K, H, W) logits.
+        mask: (B, H, W) class number of each pixel, in any integer dtype.
+        ignored: Mask value of unlabelled pixels, which are left out of the mean.
+
+    Returns:
+        A scalar tensor. If no pixel is labelled, the loss and its gradient are 0 (torch's mean would be NaN).
+
+    Raises:
+        ValueError: Logits and mask differ in batch size, height or width.
+
+    Example:
+        >>> import torch
+        >>> mask = torch.tensor([[[0, 1, 255]]])
+        >>> round(pixel_loss(torch.zeros(1, 2, 1, 3), mask).item(), 4)
+        0.6931
+    """
+    if logits.shape[0] != mask.shape[0] or logits.shape[2:] != mask.shape[1:]:
+        raise ValueError(
+            f"logits and mask must have the same batch size, height and width, got {tuple(logits.shape)} and "
+            f"{tuple(mask.shape)}"
+        )
+    mask = mask.long()
+    total = F.cross_entropy(at_least_float32(logits), mask, ignore_index=ignored, reduction="sum")
+    return total / (mask != ignored).sum().clamp(min=1)
