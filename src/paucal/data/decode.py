@@ -67,20 +67,13 @@ class Orientation:
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """How images are decoded: the size, the channels and the value ranges of the result.
+    """How images are decoded: the size, the channels and the value ranges of the result."""
 
-    Attributes:
-        side: Shorter side in pixels to which much larger images are reduced; None keeps all sizes.
-        value_range: The two values that become 0 and 255 in images of more than 8 bits per channel. None means 0 and
-            65,535, and images with floats are then refused.
-        channels: Number of channels of every image; 3 converts every image that Pillow reads to RGB.
-        channel_ranges: Value range of each channel, in place of `value_range`, if `channels` is not 3.
-    """
-
-    side: int | None = None
+    side: int | None = None  # shorter side in pixels to which much larger images are reduced; None keeps all sizes
+    # The values that become 0 and 255 in images of more than 8 bits. None: 0 and 65,535, and floats are refused.
     value_range: tuple[float, float] | None = None
-    channels: int = 3
-    channel_ranges: tuple[tuple[float, float], ...] | None = None
+    channels: int = 3  # of every image; 3 converts every image that Pillow reads to RGB
+    channel_ranges: tuple[tuple[float, float], ...] | None = None  # of each channel, if `channels` is not 3
 
     def reduced_size(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return the size to which an image of the given size is reduced, with the sides in the same order."""
@@ -248,10 +241,7 @@ def check_decodes(source: ImageSource, name: str, options: DecodeOptions = DEFAU
 def decode_reduced(
     source: ImageSource, name: str, side: int, value_range: tuple[float, float] | None = None
 ) -> tuple[Image.Image, str, tuple[int, int]]:
-    """Decode an image, a JPEG at a reduced size whose shorter side has at least `side` pixels.
-
-    Return also the mode of its pixels in the file ("L", "RGB", "CMYK", "I;16", ...) and its upright (height, width).
-    """
+    """Return the upright image (a JPEG at `side` or more), the mode in its file, and its full (height, width)."""
     with open_image(source, name) as image:
         mode, full_size = image.mode, _orientation_of(image).upright_size
         if image.format in _DRAFT_FORMATS:

@@ -19,60 +19,37 @@ UNKNOWN = -1  # value in a multi-hot row if it is unknown whether the image belo
 
 @dataclass(frozen=True)
 class Hints:
-    """Properties of a set's images from which default settings are chosen.
+    """Properties of a set's images from which default settings are chosen."""
 
-    Attributes:
-        flip: Whether a mirrored image has the same meaning (not true for digits).
-        image_size: Side in pixels that suits the images; None if unknown.
-        epochs: Epochs that are enough for a first impression; None if unknown.
-        train_per_class: Training images per class that papers use for a set without an official split, with all other
-            images as test images; None if there is no such convention.
-        official_split_advice: How to get the official split if it is missing; "" without advice.
-    """
-
-    flip: bool = True
-    image_size: int | None = None
-    epochs: int | None = None
+    flip: bool = True  # whether a mirrored image has the same meaning (not true for digits)
+    image_size: int | None = None  # side in pixels that suits the images; None if unknown
+    epochs: int | None = None  # enough for a first impression; None if unknown
+    # Training images per class that papers use for a set without an official split, with all others as test images.
     train_per_class: int | None = None
-    official_split_advice: str = ""
+    official_split_advice: str = ""  # how to get the official split if it is missing
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images with stable keys in a fixed order, and their labels if they have any.
+    """Images with stable keys in a fixed order, and their labels if they have any."""
 
-    Attributes:
-        name: Short name for messages and reports.
-        location: Path, URL or name that the images were opened from.
-        classes: Class names in label order; empty for an unlabelled set.
-        keys: Identity of each image, which stays the same if the set is copied: a relative path with forward slashes,
-            or `train.parquet#12` for a row.
-        labels: (N,) class numbers, as int64 or, for shards, in a smaller type; -1 for unlabelled images, and for all
-            images if there is a `multi_hot`.
-        declared_splits: Split that the source itself assigns to each image: "train", "val" or "test"; "" if none.
-        notes: Sentences on what was left out or looks wrong, for `paucal check` and the report.
-        columns: Other columns of the table that lists the images, by name, with one cell of text per image.
-        column_problems: Error message for each column that cannot be used (of two with one name, for instance).
-        decode_options: Size, channels and value ranges of the images that the store returns.
-        multi_hot: (N, K) int8 if an image may have several labels or none: 1 for a label, 0 for no label, `UNKNOWN`
-            (-1) if unknown. None if each image has one label.
-        stream: Positions of streamed images in large shards; None if all images are decoded before a run.
-    """
-
-    name: str
-    location: str
-    classes: tuple[str, ...]
+    name: str  # for messages and reports
+    location: str  # path, URL or name that the images were opened from
+    classes: tuple[str, ...]  # names in label order; empty for an unlabelled set
+    # Stay the same if the set is copied: relative paths with forward slashes, or `train.parquet#12` for a row.
     keys: Sequence[str]
+    # (N,) class numbers, in a small type for shards; -1 for unlabelled images, and for all if there is a `multi_hot`.
     labels: NDArray[np.integer]
-    declared_splits: Sequence[str]
+    declared_splits: Sequence[str]  # "train", "val" or "test", as the source itself says; "" if it does not
     store: Store
     hints: Hints = Hints()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # sentences on what was left out or looks wrong, for `paucal check` and the report
+    # Other columns of the table that lists the images, and error messages for those that cannot be used, by name.
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     column_problems: Mapping[str, str] = field(default_factory=dict)
-    decode_options: DecodeOptions = DEFAULT_DECODE_OPTIONS
-    multi_hot: NDArray[np.int8] | None = None
-    stream: Stream | None = None
+    decode_options: DecodeOptions = DEFAULT_DECODE_OPTIONS  # of the images that the store returns
+    multi_hot: NDArray[np.int8] | None = None  # (N, K) of 1, 0 and `UNKNOWN`; None if each image has one label
+    stream: Stream | None = None  # of streamed images in large shards; None if all images are decoded before a run
 
     def __post_init__(self) -> None:
         lengths = {len(self.keys), len(self.labels), len(self.declared_splits), len(self.store)}

@@ -31,17 +31,13 @@ MAX_FOLDERS_SHOWN, MAX_CLASSES_SHOWN = 5, 3  # largest numbers of folders and cl
 
 @dataclass(frozen=True)
 class LabelKind:
-    """A kind of labels, which the paucal command `verb` learns; `noun` is its name in the plural.
-
-    `expected_files` describes what the command reads. `describe` describes the labels of this kind at a path, or
-    returns "". `advice` says, for each other command, what to do if the data has only labels for that command.
-    """
+    """A kind of labels, which the paucal command `verb` learns."""
 
     verb: str
-    noun: str
-    expected_files: str
-    describe: Callable[[Path], str]
-    advice: Mapping[str, str] = field(default_factory=dict)
+    noun: str  # in the plural
+    expected_files: str  # description of what the command reads
+    describe: Callable[[Path], str]  # of the labels at a path, or ""
+    advice: Mapping[str, str] = field(default_factory=dict)  # what to do if there are only labels for another command
 
 
 def describe_labels(path: Path, excluded_verb: str = "") -> dict[str, str]:

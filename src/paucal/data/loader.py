@@ -68,10 +68,7 @@ def make_train_loader(
     pin_memory: bool = False,
     collate_fn: Callable[[list[Any]], Any] = collate,
 ) -> TrainLoader:
-    """Return a loader of one batch per forward pass; the batches do not depend on the number of workers.
-
-    Its length is the number of forward passes of the whole run, but iteration begins at the sampler's `start`.
-    """
+    """Return a loader of one batch per forward pass of the whole run, which begins at the sampler's `start`."""
     return TrainLoader(dataset, batch_sampler=sampler, **_loader_options(workers, pin_memory, collate_fn))
 
 
@@ -110,11 +107,9 @@ def make_eval_loader(
     world_size: int = 1,
     pin_memory: bool = False,
 ) -> DataLoader[Sample]:
-    """Return a loader that reads each image once, in order; process `rank` gets every `world_size`-th image.
-
-    `Batch.labels` is None if any image has no label. `Batch.ids` show the order of the results of several processes.
-    """
+    """Return a loader that reads each image once, in order; process `rank` gets every `world_size`-th image."""
     rank_indices = np.asarray(indices, dtype=np.int64)[rank::world_size]
+    # `Batch.labels` is None if any image has no label.
     has_labels = bool(image_set.classes) and bool((image_set.labels[indices] >= 0).all())
     dataset = ViewDataset(
         image_set, [(transform, 1)], seed=0, with_labels=has_labels or image_set.multi_hot is not None

@@ -10,13 +10,10 @@ from paucal.types import UserError
 
 
 def start_method() -> str:
-    """Return the start method set by the user, else "fork" on Linux and Python's default elsewhere.
-
-    Python 3.14 no longer forks by default on Linux. With methods other than "fork", each process imports torch again,
-    holds its own copies of images, and needs a guarded main module.
-    """
+    """Return the start method set by the user, else "fork" on Linux and Python's default elsewhere."""
     if method := multiprocessing.get_start_method(allow_none=True):
         return method
+    # Python 3.14 no longer forks on Linux. Processes that are not forked import torch and copy images again.
     return "fork" if sys.platform == "linux" else multiprocessing.get_all_start_methods()[0]
 
 

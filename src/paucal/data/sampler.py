@@ -26,35 +26,26 @@ class StepSampler(Sampler[list[SampleKey]]):
     process `batch_size` images, so two processes see the same images as one process with twice the batch size. If the
     set is smaller than the batch, images are repeated with new augmentation to fill the batch.
 
-    Attributes:
-        indices: (n,) int64, positions of the training images.
-        batch_size: Images per process and forward pass.
-        steps: Forward passes of the whole run on each process, of which `start` are already done.
-        shuffle: False keeps the order of `indices` in every epoch.
-        repeats: Number of times that each image is drawn in a row, each time with new augmentation (repeated
-            augmentation, arXiv:1902.05509). An epoch then has the same number of steps, but `repeats` times fewer
-            different images.
-        accumulate: Forward passes per optimizer step; an epoch is a whole number of optimizer steps.
-        labels: (n,) int64 classes of the images, for balanced epochs; None draws each image once. In every balanced
-            epoch, images of small classes are repeated with new augmentation, and a new random subset of the images of
-            each large class is drawn.
-        stream: Stream of the images at `indices`; None if they are not streamed.
-        on_pass: Function called before each forward pass over streamed images, with the order of the epoch and the
-            position in that order at which the pass begins.
+    With `repeats`, each image is drawn several times in a row, each time with new augmentation (repeated augmentation,
+    arXiv:1902.05509). An epoch then has the same number of steps, but `repeats` times fewer different images.
+
+    With `labels`, every epoch is balanced: images of small classes are repeated with new augmentation, and a new random
+    subset of the images of each large class is drawn.
     """
 
-    indices: NDArray[np.int64]
-    batch_size: int
-    steps: int
+    indices: NDArray[np.int64]  # (n,) positions of the training images
+    batch_size: int  # images per process and forward pass
+    steps: int  # forward passes of the whole run on each process
     seed: int
-    start: int = 0
+    start: int = 0  # forward passes that are already done
     rank: int = 0
     world_size: int = 1
-    shuffle: bool = True
+    shuffle: bool = True  # False keeps the order of `indices` in every epoch
     repeats: int = 1
-    accumulate: int = 1
-    labels: NDArray[np.integer] | None = None
-    stream: Stream | None = None
+    accumulate: int = 1  # forward passes per optimizer step; an epoch is a whole number of optimizer steps
+    labels: NDArray[np.integer] | None = None  # (n,) classes for balanced epochs; None draws each image once
+    stream: Stream | None = None  # of the images at `indices`, if they are streamed
+    # Called before each forward pass over streamed images, with the order of the epoch and the position in it.
     on_pass: Callable[[StreamOrder, int], None] | None = None
 
     def __post_init__(self) -> None:
@@ -120,17 +111,15 @@ class StepSampler(Sampler[list[SampleKey]]):
 def balanced_order(
     labels: NDArray[np.integer], generator: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (n,) positions of images balanced over the classes, in random order, and how often each was drawn before.
-
-    Each of the K classes gets n // K of the n draws, and the remaining draws go to random classes. Images of a class
-    are drawn in a random order that repeats after the last image, so the draws per image differ by at most one.
-    """
+    """Return (n,) positions balanced over the classes, in random order, and how often each image was drawn before."""
     classes = np.unique(labels)
+    # Each of the K classes gets n // K of the n draws, and the remaining draws go to random classes.
     class_draws = np.full(len(classes), len(labels) // len(classes))
     class_draws[generator.permutation(len(classes))[: len(labels) % len(classes)]] += 1
     order, earlier_draws = [], []
     for label, n_draws in zip(classes, class_draws.tolist(), strict=True):
         members = generator.permutation(np.flatnonzero(labels == label))
+        # The random order repeats after the last image, so the draws per image differ by at most one.
         rounds, positions = np.divmod(np.arange(n_draws), len(members))
         order.append(members[positions])
         earlier_draws.append(rounds)

@@ -23,10 +23,7 @@ _MAX_NAMES_SHOWN = 3  # largest number of images that a message names
 def verify_images(
     image_set: ImageSet, on_bad: OnBad = "refuse", progress: ReportProgress | None = None
 ) -> tuple[ImageSet, list[str]]:
-    """Decode every image once; return the set without unreadable images, and their keys, or refuse them.
-
-    `progress` is called with (images done, total images) from the calling thread.
-    """
+    """Decode every image once; return the set without unreadable images, and their keys, or refuse them."""
     problems = process_images(len(image_set), image_set.store.check, progress)
     return drop_unreadable(image_set, problems, on_bad)
 

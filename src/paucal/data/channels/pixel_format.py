@@ -33,10 +33,7 @@ _MIN_NO_DATA_MAGNITUDE = 1e30
 
 
 def count_channels(images: ImageSet) -> int:
-    """Return the number of channels of a set, from the headers of up to 256 images spread over the set.
-
-    Images that Pillow reads, and single-channel images, count as RGB.
-    """
+    """Return the number of channels in the headers of up to 256 images spread over a set; grey images count as RGB."""
     first: tuple[int, str] | None = None
     for index in images.sample(_MAX_HEADERS):
         store, position = locate(images.store, int(index))

@@ -48,15 +48,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckedSet:
-    """N images, and the (N,) split of each: "train", "val", "test" or "unused".
-
-    `origin` is a phrase on how splits that the data set does not declare were made, such as "not divided".
-    """
+    """N images, and the (N,) split of each: "train", "val", "test" or "unused"."""
 
     images: ImageSet
     parts: NDArray[np.str_]
     has_declared_splits: bool
-    origin: str = "as paucal train would divide them"
+    origin: str = "as paucal train would divide them"  # of splits that are not declared, or "not divided"
 
     def is_divided(self, group: Sequence[int]) -> bool:
         """Return whether the images of a group (positions) are in more than one of train, val and test."""

@@ -120,24 +120,15 @@ def _pixel_correlation(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> NDA
 
 @dataclass(frozen=True)
 class NameGroups:
-    """Groups of images that the names of their files suggest.
+    """Groups of images that the names of their files suggest."""
 
-    Attributes:
-        names: (N,) name of the group of each image.
-        largest: Number of images in the largest group, of which `examples` are two file names.
-        pattern: Regular expression for `--group-by`, whose first capturing group matches the name of the group.
-        across_pattern: Like `pattern`, but equal names in different folders are one group; "" if no name is in two
-            folders.
-        shared_name: Example of a group name that occurs in several folders; "" if there is no such name.
-    """
-
-    names: list[str]
+    names: list[str]  # (N,) group of each image
     count: int
-    largest: int
-    examples: tuple[str, str]
-    pattern: str
-    across_pattern: str = ""
-    shared_name: str = ""
+    largest: int  # number of images in the largest group
+    examples: tuple[str, str]  # two file names in the largest group
+    pattern: str  # regular expression for `--group-by`
+    across_pattern: str = ""  # the same, if equal names in different folders are one group; "" without such names
+    shared_name: str = ""  # example of such a name
 
 
 def group_name(key: str, pattern: str = GROUP_PATTERN) -> str | None:

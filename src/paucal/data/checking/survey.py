@@ -20,25 +20,15 @@ _DECODED_SIDE = 64  # shorter side of decoded images in pixels, enough for the h
 
 @dataclass(frozen=True)
 class Survey:
-    """Measurements of N images.
+    """Measurements of N images; 0, "" or NaN for unreadable images."""
 
-    Attributes:
-        sizes: (N, 2) int64 heights and widths of the upright images in pixels; 0 for unreadable images.
-        modes: N Pillow modes of the pixels in the files, such as "RGB", "L" or "CMYK"; "" for unreadable images.
-        digests: N digests of the files' bytes, or of the pixels if there is no file; b"" for unreadable images.
-        hashes: (N,) uint64 perceptual hashes.
-        brightness: (N,) mean of the grey pixels, from 0 to 1; NaN for unreadable images.
-        contrast: (N,) standard deviation of the 32 x 32 grey pixels, in units of `brightness`; NaN as above.
-        unreadable: Error message for each image that cannot be read, by position.
-    """
-
-    sizes: NDArray[np.int64]
-    modes: list[str]
-    digests: list[bytes]
-    hashes: NDArray[np.uint64]
-    brightness: NDArray[np.float64]
-    contrast: NDArray[np.float64]
-    unreadable: dict[int, str]
+    sizes: NDArray[np.int64]  # (N, 2) heights and widths of the upright images in pixels
+    modes: list[str]  # Pillow modes of the pixels in the files, such as "RGB", "L" or "CMYK"
+    digests: list[bytes]  # of the files' bytes, or of the pixels if there is no file
+    hashes: NDArray[np.uint64]  # (N,) perceptual hashes
+    brightness: NDArray[np.float64]  # (N,) mean of the grey pixels, from 0 to 1
+    contrast: NDArray[np.float64]  # (N,) standard deviation of the 32 x 32 grey pixels
+    unreadable: dict[int, str]  # error message for each image that cannot be read, by position
 
     def __len__(self) -> int:
         return len(self.digests)

@@ -1,7 +1,6 @@
 """The table of published data sets (`NAMED`): the splits, where to download the files, and where to put the files.
 
-torchvision downloads and reads most data sets (`readers.py`). Files have the same paths as torchvision uses, so data
-sets that another program has downloaded through torchvision can be used without changes.
+Files have the same paths as torchvision uses, so data sets that another program has downloaded can be used.
 """
 
 import os
@@ -21,65 +20,45 @@ _DIGIT_OR_SIGN_HINTS = Hints(flip=False, image_size=32)  # a mirrored digit or s
 
 @dataclass(frozen=True)
 class Portion:
-    """The images of a data set that torchvision's class opens in one call, with these `arguments`.
+    """The images of a data set that torchvision's class opens in one call, with these `arguments`."""
 
-    `part` is "" if the data set has no official splits; `count` is the published number of images.
-    """
-
-    part: str
-    count: int
+    part: str  # "" if the data set has no official splits
+    count: int  # published number of images
     arguments: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class PartitionLists:
-    """List files that define an official partition of a data set; each file lists the images of one split.
-
-    `archive` is the official archive of the lists, for messages. The first of `folders`, which are searched for the
-    lists, is recommended. `prefix` comes before a line in the path of the image relative to the root.
-    """
+    """List files that define an official partition of a data set; each file lists the images of one split."""
 
     title: str
     files: Mapping[str, str]
     counts: Mapping[str, int]
-    archive: str
-    folders: tuple[str, ...]
-    prefix: str
+    archive: str  # official archive of the lists, for messages
+    folders: tuple[str, ...]  # that are searched for the lists; the first is recommended
+    prefix: str  # of a line, which gives the path of the image from the root
     example: str
 
 
 @dataclass(frozen=True)
 class NamedSet:
-    """A published data set.
-
-    Attributes:
-        files: Names of the official files, which are on the page `source`, for messages.
-        unpacked_paths: Paths that exist once the files are unpacked, relative to one of `possible_roots`.
-        folder: Folder for the files, relative to the root; "" for the root itself.
-        package: Extra package that is needed to read the data set; "" for none.
-        download_package: Extra package that is needed to download the data set; "" for none.
-        download_obstacle: Why torchvision cannot download the data set, as the beginning of a sentence.
-        note: Note for the user on differences from the official images, splits or classes.
-        lists: List files of an official partition; None if torchvision knows the splits, or there are no splits.
-        possible_roots: Folders, relative to the root, that contain `unpacked_paths` and `alternative_folders`.
-        alternative_folders: Folders of which at least one must exist; () for no condition.
-    """
+    """A published data set."""
 
     title: str
-    portions: tuple[Portion, ...]
-    files: str
+    portions: tuple[Portion, ...]  # several may belong to the same split
+    files: str  # names of the official files, which are on the page `source`, for messages
     source: str
-    unpacked_paths: tuple[str, ...]
-    folder: str = ""
+    unpacked_paths: tuple[str, ...]  # exist once the files are unpacked, relative to one of `possible_roots`
+    folder: str = ""  # for the files, relative to the root
     hints: Hints = _DEFAULT_HINTS
-    package: str = ""
-    download_package: str = ""
+    package: str = ""  # extra package that is needed to read the data set
+    download_package: str = ""  # extra package that is needed to download it
     downloadable: bool = True
-    download_obstacle: str = "torchvision can no longer download it"
-    note: str = ""
-    lists: PartitionLists | None = None
-    possible_roots: tuple[str, ...] = ("",)
-    alternative_folders: tuple[str, ...] = ()
+    download_obstacle: str = "torchvision can no longer download it"  # beginning of a sentence
+    note: str = ""  # on differences from the official images, splits or classes
+    lists: PartitionLists | None = None  # of an official partition that torchvision does not know
+    possible_roots: tuple[str, ...] = ("",)  # folders, from the root, that may contain `unpacked_paths`
+    alternative_folders: tuple[str, ...] = ()  # in the same folder; at least one must exist, if any
     labelled: bool = True
 
 

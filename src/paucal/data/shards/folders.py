@@ -71,10 +71,7 @@ def shard_from_file(file: Path, name: str) -> Shard:
 
 
 class RemoteShardFolder:
-    """A folder of shards on object storage, or on any other storage that fsspec can read.
-
-    When an image is needed, its whole shard is downloaded, once for all processes of the machine, into a limited cache.
-    """
+    """A folder of shards that fsspec can read; a needed shard is downloaded, once for all processes of the machine."""
 
     def __init__(self, url: str) -> None:
         self.location = url.rstrip("/")

@@ -127,16 +127,12 @@ class DamagedShard(UserError):
 
 @dataclass(frozen=True)
 class Shard:
-    """A tar, Parquet or Arrow file with many images, at a path from the folder of all shards.
-
-    `part` is the split in the name, or "". `changed` is the modification time in nanoseconds, or a number that
-    identifies the version on object storage; 0 if unknown.
-    """
+    """A tar, Parquet or Arrow file with many images, at a path from the folder of all shards."""
 
     name: str
-    size: int
-    part: str = ""
-    changed: int = 0
+    size: int  # in bytes
+    part: str = ""  # split in the name, if any
+    changed: int = 0  # modification time in nanoseconds, or a number that identifies the version; 0 if unknown
 
 
 class ShardRows(NamedTuple):
@@ -153,25 +149,16 @@ class ShardIndex:
 
     Positions, sizes and names may stay in the index file, which has M rows, one for each image, including images of
     shards that were left out.
-
-    Attributes:
-        files: F shards, in the order of their names.
-        classes: Class names in label order; empty if no image has a label.
-        spans: (F, 2) int64 first row of each shard, and the row after the shard's last row.
-        labels: (N,) labels, -1 for unlabelled images.
-        offsets: (M,) int64 byte positions of the images in their shards.
-        lengths: (M,) int32 sizes of the images in bytes.
-        names: (M,) paths of the images within their shards.
     """
 
-    files: tuple[Shard, ...]
-    classes: tuple[str, ...]
-    spans: NDArray[np.int64]
-    labels: NDArray[np.integer]
-    offsets: NDArray[np.int64] | StoredArray
-    lengths: NDArray[np.int32] | StoredArray
-    names: StringArray | StoredStrings
-    notes: tuple[str, ...] = ()
+    files: tuple[Shard, ...]  # F shards, in the order of their names
+    classes: tuple[str, ...]  # class names in label order; empty if no image has a label
+    spans: NDArray[np.int64]  # (F, 2) first row of each shard, and the row after its last row
+    labels: NDArray[np.integer]  # (N,), -1 for unlabelled images
+    offsets: NDArray[np.int64] | StoredArray  # (M,) byte positions of the images in their shards
+    lengths: NDArray[np.int32] | StoredArray  # (M,) sizes of the images in bytes
+    names: StringArray | StoredStrings  # (M,) paths of the images within their shards
+    notes: tuple[str, ...] = ()  # on images without a label and on empty shards
     # Rows by the number of the shard, in the order in which they were first read.
     _cached_rows: dict[int, ShardRows] = field(default_factory=dict, repr=False)
 

@@ -24,11 +24,7 @@ class RetriesFailed(Exception):
 
 
 def retry(work: Callable[[], T]) -> T:
-    """Try a network request for two minutes, and at least three times; return the result, or raise `RetriesFailed`.
-
-    The pauses between tries are random, up to a limit that doubles each time, so that the processes of a run do not
-    send their requests to an overloaded storage at the same time.
-    """
+    """Try a network request for two minutes, and at least three times; return the result, or raise `RetriesFailed`."""
     start_time = time.monotonic()
     jitter = random.Random()  # without a seed, since pauses must differ between processes
     for attempt in itertools.count():
@@ -39,6 +35,7 @@ def retry(work: Callable[[], T]) -> T:
         except Exception as problem:  # each storage library raises different exceptions
             if isinstance(problem, OSError) and problem.errno in DISK_FULL:
                 raise
+            # Random, so that the processes of a run do not send requests to an overloaded storage at the same time.
             pause = jitter.uniform(0, min(_MAX_PAUSE, _FIRST_PAUSE * 2**attempt))
             seconds = time.monotonic() - start_time
             if attempt + 1 >= _MIN_TRIES and seconds + pause >= _MIN_SECONDS:

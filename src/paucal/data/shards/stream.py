@@ -31,14 +31,13 @@ class Stream:
     """Order in storage of N images that are read when needed instead of being decoded before training.
 
     Consecutive images of the same block (a Parquet row group, or 256 neighbouring images of a tar file) form a run.
-    Only the R runs are stored, since there may be a billion images: the (R,) positions after their last images, and the
-    (R,) numbers of their shards and blocks. `window` is the number of images that are shuffled together.
+    Only the R runs are stored, since there may be a billion images.
     """
 
-    ends: NDArray[np.int64]
-    shards: NDArray[np.int32]
-    blocks: NDArray[np.int32]
-    window: int
+    ends: NDArray[np.int64]  # (R,) positions after the last images of the runs
+    shards: NDArray[np.int32]  # (R,) numbers
+    blocks: NDArray[np.int32]  # (R,) numbers
+    window: int  # images that are shuffled together
 
     @classmethod
     def from_blocks(cls, shards: NDArray[np.int32], blocks: NDArray[np.int32], window: int) -> "Stream":
@@ -89,11 +88,6 @@ class StreamOrder:
 
     Shards are shuffled, then the blocks within each shard, then the images within each window. Only the positions in
     one window are in memory.
-
-    Attributes:
-        shards: (S,) int32 numbers of the shards with images, in the order in which they are read.
-        shard_images: (S,) int64 position of one image of each shard in the stream.
-        ends: (S,) int64 number of images up to the end of each shard, in the order before windows are shuffled.
     """
 
     def __init__(self, stream: Stream, seed: int) -> None:
@@ -112,8 +106,9 @@ class StreamOrder:
         # windows are shuffled.
         self._offsets = stream.ends[run_order] - self._run_ends
         last = np.flatnonzero(np.append(np.diff(stream.shards[run_order]), 1)[: len(run_order)])
+        # (S,) numbers of the shards in the order in which they are read, and of images up to the end of each shard.
         self.shards, self.ends = stream.shards[run_order[last]], self._run_ends[last]
-        self.shard_images = stream.ends[run_order[last]] - 1
+        self.shard_images = stream.ends[run_order[last]] - 1  # (S,) position of one image of each shard in the stream
         # Number of windows drawn so far, and positions of the images in the last drawn window.
         self._n_drawn, self._last_window = 0, np.zeros(0, dtype=np.int64)
 
@@ -184,10 +179,7 @@ class ShardPrefetcher:
         self._lock = threading.Lock()
 
     def request_shards(self, order: StreamOrder, index: int) -> None:
-        """Request the shards for the window at the position `index` of an epoch's `order`, and for the next window.
-
-        All steps of an epoch must pass the same object as `order`.
-        """
+        """Request the shards for a window and the next; all steps of an epoch must pass the same object as `order`."""
         window_start = index // order.window * order.window
         if order is not self._order:
             self._order, self._n_requested = order, int(np.searchsorted(order.ends, window_start, side="right"))

@@ -37,15 +37,12 @@ _ENCRYPTED_FLAG, _UTF8_FLAG = 1, 0x800  # bits of a zip entry's flags
 
 
 class _Entry(NamedTuple):
-    """A file in an archive: path, byte position of the content (tar) or header (zip), and uncompressed size in bytes.
-
-    `zip_name` is the name by which `zipfile` finds the entry, perhaps with wrongly decoded letters; "" in a tar file.
-    """
+    """A file in an archive."""
 
     name: str
-    offset: int
-    size: int
-    zip_name: str = ""
+    offset: int  # bytes up to the content (tar) or the header (zip)
+    size: int  # in bytes, uncompressed
+    zip_name: str = ""  # by which `zipfile` finds the entry, perhaps with wrongly decoded letters
 
 
 class ArchiveStore(EncodedStore):
@@ -98,8 +95,7 @@ def is_archive(file: Path) -> bool:
 def open_archive(file: Path, labelled: bool = True) -> ImageSet:
     """Open a zip or tar file like the folder that it was made from.
 
-    If all images are in one folder (`photos.zip` with `photos/cat/1.jpg`), that folder is the root, unless it is named
-    "train", "val" or "test".
+    If all images are in one folder (`photos.zip` with `photos/cat/1.jpg`) that is no split, that folder is the root.
     """
     entries, notes = archive_entries(file)
     images = [entry for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES)]

@@ -29,15 +29,12 @@ _SYSTEM_FOLDERS = {
 
 @dataclass(frozen=True)
 class ImageContainer:
-    """A folder of images, or an archive of such a folder, with the name and location of the image set.
-
-    `list_subfolders` returns the names of the folders in a folder, given its path from the root (or "").
-    """
+    """A folder of images, or an archive of such a folder, with the name and location of the image set."""
 
     name: str
     location: str
     make_store: Callable[[list[str]], Store]
-    list_subfolders: Callable[[str], list[str]]
+    list_subfolders: Callable[[str], list[str]]  # in a folder, given its path from the root (or "")
 
 
 def open_folder(root: Path, labelled: bool = True) -> ImageSet:
@@ -178,14 +175,11 @@ def _image_set(
 
 
 def splits_from_folders(keys: list[str]) -> list[str]:
-    """Return the split of each image, according to its train/val/test folder; "" if the folder has another name.
-
-    If there are also other folders and the train/val/test folders have no subfolders, these are taken to be classes,
-    and the result is "" for all images.
-    """
+    """Return the split of each image, according to its train/val/test folder; "" if the folder has another name."""
     parts = [_split_from_folder(key) for key in keys]
     has_other_folders = any("/" in key and not part for key, part in zip(keys, parts, strict=True))
     is_nested = any(key.count("/") >= 2 for key, part in zip(keys, parts, strict=True) if part)
+    # Without subfolders, and beside other folders, the train/val/test folders are taken to be classes.
     return [""] * len(keys) if has_other_folders and not is_nested else parts
 
 

@@ -24,15 +24,11 @@ _NUMPY_ITEM = re.compile(r"'([^']*)'|\"([^\"]*)\"|([^\s,'\"]+)")  # item of an a
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels of N images of K classes, in the form in which `ImageSet` stores labels, with notes for the user.
-
-    `class_numbers` are (N,), or -1 without a label; `multi_hot` is (N, K) of 1, 0 and -1 (unknown) for a multi-label
-    set.
-    """
+    """Labels of N images of K classes, in the form in which `ImageSet` stores labels, with notes for the user."""
 
     classes: tuple[str, ...]
-    class_numbers: NDArray[np.int64]
-    multi_hot: NDArray[np.int8] | None = None
+    class_numbers: NDArray[np.int64]  # (N,), -1 without a label
+    multi_hot: NDArray[np.int8] | None = None  # (N, K) of 1, 0 and -1 (unknown) for a multi-label set
     notes: tuple[str, ...] = ()
 
     @classmethod

@@ -36,27 +36,17 @@ _MAX_SHOWN = 80  # maximum number of characters of a path in a message
 
 
 class ListedImage(NamedTuple):
-    """A row of a table or list, which describes one image.
+    """A row of a table or list, which describes one image."""
 
-    Attributes:
-        path: Path in the row, with forward slashes.
-        part: Split of the image; "" if the table assigns no split.
-        line: Line number of the row in its file, from 1.
-        extra_cells: Texts of the columns in `TableColumns.extra_columns`, such as a patient column.
-        indicators: Texts of the indicator columns: 1 or 0 for each class.
-        names: Names of the image's classes, split from `label`.
-        key: Path of the image file relative to the common folder of all images; "" if the file is not located yet.
-    """
-
-    path: str
-    part: str
-    line: int
+    path: str  # in the row, with forward slashes
+    part: str  # split of the image; "" if the table assigns no split
+    line: int  # number of the row in its file, from 1
     file: Path
     label: str = ""
-    extra_cells: tuple[str, ...] = ()
-    indicators: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
-    key: str = ""
+    extra_cells: tuple[str, ...] = ()  # of the columns in `TableColumns.extra_columns`, such as a patient column
+    indicators: tuple[str, ...] = ()  # cells of the indicator columns: 1 or 0 for each class
+    names: tuple[str, ...] = ()  # of the image's classes, split from `label`
+    key: str = ""  # path from the common folder of all images; "" if the file is not located yet
 
 
 class LocatedImages(NamedTuple):
@@ -148,10 +138,7 @@ def _likely_subfolders(
 def _choose_folder(
     rows: Sequence[ListedImage], candidates: Sequence["FileFinder"], root: Path | None
 ) -> tuple["FileFinder", str]:
-    """Return the candidate in which most images of a sample exist, and a prefix to remove from all paths (often "").
-
-    The prefix is of another machine, and is looked for only below a given `root`.
-    """
+    """Return the candidate with most images of a sample, and a prefix of another machine to remove from all paths."""
     sample = [rows[index] for index in evenly_spaced(len(rows), _SAMPLED_ROWS)]
     best, best_count = None, 0
     for finder in candidates:

@@ -124,16 +124,12 @@ def _holds_bytes(column_type: pa.DataType) -> bool:
 
 @dataclass(frozen=True)
 class StoredLabels:
-    """Labels of N rows, as stored in a file.
+    """Labels of N rows, as stored in a file."""
 
-    `values` are single labels, as (N,) int64 numbers with -1 for no label or as (N,) texts with "" for no label; or the
-    items of all lists of labels, as one array. `lengths` are the (N,) numbers of items in the lists, -1 for a row
-    without a list; None for single labels. With `are_indicators`, each list has a 1 or 0 for every class.
-    """
-
+    # (N,) int64 or texts, with -1 or "" for no label; or the items of all lists of labels, as one array.
     values: NDArray[Any]
-    lengths: NDArray[np.int64] | None = None
-    are_indicators: bool = False
+    lengths: NDArray[np.int64] | None = None  # (N,) items of each list, -1 for no list; None for single labels
+    are_indicators: bool = False  # whether each list has a 1 or 0 for every class
 
     def __len__(self) -> int:
         return len(self.values if self.lengths is None else self.lengths)

@@ -30,17 +30,9 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class Source:
-    """One type of location that images are opened from, as an entry of `opening.SOURCES`.
+    """One type of location that images are opened from, as an entry of `opening.SOURCES`."""
 
-    Attributes:
-        noun: Noun for the location in messages, such as "a list file (.txt)".
-        kind: "name" for a name that takes precedence over a path, "address" for a remote location, "file" or "folder".
-        recognise: Function (location, options) that returns True or the files to open if the location is of this type,
-            else a false value.
-        open: Function (location, result of `recognise`, options) that opens the images.
-    """
-
-    noun: str
-    kind: Literal["name", "address", "file", "folder"]
-    recognise: Callable[[Any, SourceOptions], Any]
-    open: Callable[[Any, Any, SourceOptions], ImageSet]
+    noun: str  # for messages, such as "a list file (.txt)"
+    kind: Literal["name", "address", "file", "folder"]  # a name has precedence over a path; an address is remote
+    recognise: Callable[[Any, SourceOptions], Any]  # returns True or the files to open, or a false value
+    open: Callable[[Any, Any, SourceOptions], ImageSet]  # opens (location, result of `recognise`, options)

@@ -45,22 +45,15 @@ _MAX_SHOWN = 80  # maximum number of characters of a name in a message
 
 @dataclass(frozen=True)
 class TableColumns:
-    """Positions (from 0) of the columns of a table: of paths, classes (or None) and splits (or None).
+    """Positions (from 0) of the columns of a table."""
 
-    Attributes:
-        names: Names of all columns; empty if the table has no header.
-        indicators: Positions of the columns of 1 and 0, one for each class.
-        flags: Position of each Boolean column that marks the images of one split, and the name of the split.
-        notes: Sentences for the user on how columns were chosen, and on columns that are not read.
-    """
-
-    image: int
-    label: int | None
-    split: int | None
-    names: tuple[str, ...] = ()
-    indicators: tuple[int, ...] = ()
-    flags: tuple[tuple[int, str], ...] = ()
-    notes: tuple[str, ...] = ()
+    image: int  # column of paths
+    label: int | None  # column of classes
+    split: int | None  # column of splits (train, val or test)
+    names: tuple[str, ...] = ()  # of all columns; empty if the table has no header
+    indicators: tuple[int, ...] = ()  # columns of 1 and 0, one for each class
+    flags: tuple[tuple[int, str], ...] = ()  # Boolean columns that mark the images of one split, and the split
+    notes: tuple[str, ...] = ()  # on how columns were chosen, and on columns that are not read
 
     @property
     def classes(self) -> list[str]:

@@ -129,13 +129,10 @@ def move_groups(
 
 
 def _class_counts(images: ImageSet, positions: NDArray[np.int64], n_classes: int) -> NDArray[np.int64]:
-    """Return the number of images per class, as an array; unlabelled images count as one class.
-
-    With multi-hot labels, images without a label count as an additional class.
-    """
+    """Return the number of images per class, as an array; unlabelled images count as one class."""
     if images.multi_hot is None:
         return np.bincount(np.maximum(images.labels[positions], 0), minlength=n_classes)
-    n_unlabelled = (images.multi_hot[positions] != 1).all(1).sum()
+    n_unlabelled = (images.multi_hot[positions] != 1).all(1).sum()  # counts as an additional class
     return np.append(images.class_counts(positions), n_unlabelled)
 
 

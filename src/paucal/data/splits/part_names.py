@@ -32,17 +32,12 @@ _YEAR = re.compile(r"(?:19|20)\d\d")
 
 
 class PartName(NamedTuple):
-    """The parsed name of a file that may be the table or list of one split.
+    """The parsed name of a file that may be the table or list of one split."""
 
-    `part` is "" if the name has no word for a split. `other_words` are the other words in lower case, which are the
-    same for all files of a set. `title`, the text before the word for the split, is the name of the set. A file that
-    `is_joint` lists training and validation images together (`trainval.txt`).
-    """
-
-    part: str
-    other_words: tuple[str, ...]
-    title: str
-    is_joint: bool = False
+    part: str  # "" if the name has no word for a split
+    other_words: tuple[str, ...]  # in lower case; the same for all files of a set
+    title: str  # text before the word for the split, which is the name of the set
+    is_joint: bool = False  # of training and validation images together (`trainval.txt`)
 
 
 def parse_part_name(file: Path) -> PartName:

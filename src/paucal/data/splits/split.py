@@ -1,7 +1,4 @@
-"""Splits of a set into training, validation and test images; a split is made once and stored with the run.
-
-A split may also use fewer images: a fraction or a number per class for training, and no more images for validation.
-"""
+"""Splits of a set into training, validation and test images, which may also use fewer images for training."""
 
 from collections.abc import Collection, Mapping
 
@@ -91,17 +88,9 @@ def make_split(
     If `val_fraction` is 0, all images except the test images are training images, even those of a val folder. The test
     images are the same as with the default `val_fraction`, so that runs with and without val can be compared.
 
-    Args:
-        image_set: Images; an unlabelled set is split as one class.
-        seed: Seed for the choice of the val and test images.
-        val_fraction: Fraction of each class for val, 0 for no val images. If the set declares train, val and test, only
-            the value 0 has an effect.
-        test_fraction: Fraction of each class for test, 0 for no test images; not used if the set declares test (or val)
-            images.
-        group_by: Column or pattern of groups that are kept together (see `group_numbers`); None for no groups. With
-            groups, a class may be missing in val or test.
-        fold: Fold such as "2/5": the second of five folds is the test set, and val is taken from the other folds; the
-            declared splits are ignored.
+    `group_by` is the column or pattern of groups that are kept together (see `group_numbers`); a class may then be
+    missing in val or test. With a `fold` such as "2/5", the second of five folds is the test set, val is taken from the
+    other folds, and the declared splits are ignored.
     """
     if not (0 <= val_fraction < 1 and 0 <= test_fraction < 1 and val_fraction + test_fraction < 1):
         raise UserError(
@@ -228,10 +217,7 @@ def shuffle_class(members: NDArray[np.int64], seed: int, label: int) -> NDArray[
 
 
 def keep_train_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> Split:
-    """Keep a fraction of the training images of every class, at least one image; other images become "unused".
-
-    With single labels and one seed, the images for a smaller fraction are a subset of those for a larger fraction.
-    """
+    """Keep a fraction of the training images of every class, at least one image; other images become "unused"."""
     if not 0 < fraction <= 1:
         raise UserError(f"the fraction of training images is {fraction}; expected a number above 0, at most 1.")
     if labels.ndim == 2:
@@ -240,6 +226,7 @@ def keep_train_fraction(split: Split, labels: Targets, fraction: float, seed: in
     kept_counts = {
         label: max(1, round(count * fraction)) for label, count in _count_images_by_label(split, labels).items()
     }
+    # The images for a smaller fraction are a subset of those for a larger fraction with the same seed.
     text = f"{fraction:.4g} of the training images of each class are used (seed {seed})"
     return _keep_counts_per_class(split, labels, kept_counts, seed, text)
 

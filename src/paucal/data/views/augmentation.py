@@ -43,26 +43,18 @@ ALPHA_RANGE = (1e-3, 1e3)
 class Augmentation:
     """Settings for the augmentation of training images; the defaults are those of the DrLoc experiments (timm).
 
-    Attributes:
-        crop: "random-resized" crops a box of random area and aspect ratio; "padded" resizes to cover the view, pads
-            with black and crops a box of the view's size (usual for 32-pixel images); "none" crops the centre.
-        scale: Range of the crop's area as a fraction of the image's area, for "random-resized".
-        ratio: Range of the crop's width / height, for "random-resized".
-        padding: Number of pixels added on each side, for "padded".
-        hflip: Probability of a horizontal flip.
-        rand_augment: RandAugment description in timm's syntax; None for no RandAugment.
-        erase_prob: Probability of filling one random box with noise after normalisation (random erasing, mode "pixel").
-        interpolation: Resampling filter of every resize.
+    The crop "random-resized" has a random area and aspect ratio. "padded" resizes to cover the view, pads with black
+    and crops a box of the view's size (usual for 32-pixel images). "none" crops the centre.
     """
 
     crop: Crop = "random-resized"
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    padding: int = 4
-    hflip: float = 0.5
-    rand_augment: str | None = "rand-m9-mstd0.5-inc1"
-    erase_prob: float = 0.25
-    interpolation: Interpolation = "bicubic"
+    scale: tuple[float, float] = (0.08, 1.0)  # range of the area of a random-resized crop, as a fraction
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # range of the width / height of a random-resized crop
+    padding: int = 4  # pixels added on each side of a padded crop
+    hflip: float = 0.5  # probability of a horizontal flip
+    rand_augment: str | None = "rand-m9-mstd0.5-inc1"  # in timm's syntax; None for no RandAugment
+    erase_prob: float = 0.25  # of filling one random box with noise after normalisation (random erasing, mode "pixel")
+    interpolation: Interpolation = "bicubic"  # of every resize
 
     def __post_init__(self) -> None:
         for name, choices in (("crop", get_args(Crop)), ("interpolation", get_args(Interpolation))):
@@ -161,10 +153,7 @@ class RandAugmentWithGeometry:
                 operation.aug_fn = partial(self._record_and_call, operation.name, operation.aug_fn)
 
     def __call__(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
-        """Return the augmented image, of unchanged size, and the (3, 3) map from its points to the original image.
-
-        Coordinates are normalised as in `types.Batch.geometry`.
-        """
+        """Return the augmented image, and the (3, 3) map to the original image, as in `types.Batch.geometry`."""
         self._theta = torch.eye(3)
         return self.policy(image), self._theta
 
@@ -176,13 +165,10 @@ class RandAugmentWithGeometry:
 
 
 def rotation_map(degrees: float, width: int, height: int) -> Affine:
-    """Return PIL's affine map of a counter-clockwise rotation about the centre of the image.
-
-    The published token-labeling code instead rotates its label maps about a point that is half a position of the map
-    away from the centre.
-    """
+    """Return PIL's affine map of a counter-clockwise rotation about the centre of the image."""
     angle = -math.radians(degrees)
     cosine, sine = math.cos(angle), math.sin(angle)
+    # The published token-labeling code rotates its label maps about a point that is half a position away from this.
     x, y = width / 2, height / 2
     return cosine, sine, x - cosine * x - sine * y, -sine, cosine, y + sine * x - cosine * y
 
@@ -206,18 +192,12 @@ class Mixing:
 
     The defaults are those of the DrLoc experiments (DeiT). timm mixes image i with image B - 1 - i, so the batch size B
     must be even. Here each image is mixed with the previous image, so any batch of two or more images works.
-
-    Attributes:
-        mixup: Parameter of mixup's Beta distribution, within `ALPHA_RANGE`; 0 for no mixup.
-        cutmix: Parameter of CutMix's Beta distribution, within `ALPHA_RANGE`; 0 for no CutMix.
-        prob: Probability of mixing a batch.
-        switch_prob: Probability that a mixed batch uses CutMix if both mixup and CutMix are on.
     """
 
-    mixup: float = 0.8
-    cutmix: float = 1.0
-    prob: float = 1.0
-    switch_prob: float = 0.5
+    mixup: float = 0.8  # parameter of mixup's Beta distribution, within `ALPHA_RANGE`; 0 for no mixup
+    cutmix: float = 1.0  # the same for CutMix
+    prob: float = 1.0  # probability of mixing a batch
+    switch_prob: float = 0.5  # probability that a mixed batch uses CutMix if both mixup and CutMix are on
 
     def __post_init__(self) -> None:
         if not all(alpha == 0 or ALPHA_RANGE[0] <= alpha <= ALPHA_RANGE[1] for alpha in (self.mixup, self.cutmix)):

@@ -52,21 +52,15 @@ class Normalisation:
         return (views * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
 
     def to_display(self, views: Tensor) -> Tensor:
-        """Convert normalised (N, C, H, W) views to (N, 3, H, W) uint8 pixels for display.
-
-        Of more than three channels, the first three are shown. A single channel is grey; with two channels, blue is 0.
-        """
-        pixels = self.denormalise(views)[:, :RGB]
+        """Convert normalised (N, C, H, W) views to (N, 3, H, W) uint8 pixels for display."""
+        pixels = self.denormalise(views)[:, :RGB]  # a single channel is shown as grey; with two channels, blue is 0
         if pixels.shape[1] == 1:
             return pixels.expand(-1, RGB, -1, -1)
         return torch.cat((pixels, pixels.new_zeros(len(pixels), RGB - pixels.shape[1], *pixels.shape[2:])), 1)
 
 
 def compute_normalisation(image_set: ImageSet, indices: NDArray[np.int64], max_images: int = 1000) -> Normalisation:
-    """Measure the normalisation on up to `max_images` images spread over `indices`; every image has equal weight.
-
-    The standard deviation is taken over all pixels of all images (it is not a mean over images), and is at least 0.01.
-    """
+    """Measure the normalisation on up to `max_images` images spread over `indices`; every image has equal weight."""
     if len(indices) == 0:
         raise ValueError("there are no images to measure the normalisation on")
     sampled = image_set.sample(max_images, indices)
@@ -76,5 +70,6 @@ def compute_normalisation(image_set: ImageSet, indices: NDArray[np.int64], max_i
         stored = store.entry.table["moments"][position] if isinstance(store, MappedStore) else None
         moments += moments_of(store.read(position)) if stored is None or np.isnan(stored).any() else stored
     mean, square = moments / len(sampled)
+    # The standard deviation is taken over all pixels of all images, and is not a mean over images.
     std = np.sqrt(np.maximum(square - np.square(mean), _MIN_STD**2))
     return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))

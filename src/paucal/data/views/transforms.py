@@ -271,10 +271,7 @@ def _check_size(size: Size) -> None:
 
 
 def _crop_geometries(corners: NDArray[np.float64], mirrored: NDArray[np.float64], height: int, width: int) -> Tensor:
-    """Return the affine maps of N crops that have the size of the image, (N, 2, 3).
-
-    `corners` are the (N, 2) left and top edges of the crops in pixels; `mirrored` is -1 for mirrored crops, else 1.
-    """
+    """Return the (N, 2, 3) maps of crops of the image's size, from their (N, 2) left and top edges; -1 if mirrored."""
     geometry = np.zeros((len(corners), 2, 3))
     geometry[:, 0, 0], geometry[:, 1, 1] = mirrored, 1
     geometry[:, :, 2] = (2 * corners + (width, height)) / (width, height) - 1
