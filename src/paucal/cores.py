@@ -47,12 +47,7 @@ def count_usable_cores() -> int:
 
 
 def read_cpu_quota(membership: Path = _MEMBERSHIP, root: Path = _CGROUP) -> float:
-    """Return the average number of CPU cores that control groups allow this process; infinity if there is no limit.
-
-    Args:
-        membership: File that lists the control groups of the process.
-        root: Folder in which control groups are mounted.
-    """
+    """Return the average number of CPU cores that control groups allow this process; infinity if there is no limit."""
     try:
         groups = {line.split(":", 2)[-1].lstrip("/") for line in membership.read_text().splitlines()}
     except OSError:  # macOS and Windows

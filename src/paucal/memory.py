@@ -39,10 +39,7 @@ def read_available_memory() -> int:
 
 
 def peak_memory(device: str) -> int | None:
-    """Return the peak memory of this process in bytes: GPU memory for a CUDA device, else main memory.
-
-    Returns None on systems that do not report the peak (Windows).
-    """
+    """Return the peak GPU or main memory of this process in bytes; None if the system does not report it (Windows)."""
     import torch  # imported late, since free memory is also read without torch
 
     if device.startswith("cuda") and torch.cuda.is_available():

@@ -62,12 +62,7 @@ def is_regular(path: str | Path) -> bool:
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """Read a file of at most `max_bytes` bytes.
-
-    Raises:
-        UserError: The file is not a regular file (a pipe or a device, for instance), or exceeds `max_bytes`.
-        OSError: The file does not exist or cannot be read.
-    """
+    """Read a file of at most `max_bytes` bytes; raise a UserError for larger files, pipes and devices."""
     # Without O_NONBLOCK, opening a pipe that nobody writes to would block. Regular files ignore this flag.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -86,47 +81,25 @@ def read_text(path: Path, max_bytes: int, encoding: str = "utf-8", errors: str =
 
 
 class DecodedText(NamedTuple):
-    """Text of a file, and how it was decoded.
+    """Text of a file, and how it was decoded."""
 
-    Attributes:
-        text: Text without byte order marks.
-        encoding: Name of the encoding, as Python spells it.
-        note: Sentence that tells the user which encoding was assumed; "" if the encoding was recognised.
-    """
-
-    text: str
-    encoding: str
-    note: str
+    text: str  # without byte order marks
+    encoding: str  # as Python spells it
+    note: str  # sentence that tells the user which encoding was assumed; "" if the encoding was recognised
 
 
 def read_decoded(path: Path, max_bytes: int) -> DecodedText:
-    """Read a text file of at most `max_bytes` bytes in any encoding that `decode_text` recognises.
-
-    Raises:
-        UserError: The file is not a regular file, exceeds `max_bytes`, or is not text in a known encoding.
-        OSError: The file does not exist or cannot be read.
-    """
+    """Read a text file of at most `max_bytes` bytes, as `read_bytes` and `decode_text` do."""
     return decode_text(read_bytes(path, max_bytes), str(path))
 
 
 def decode_text(content: bytes, name: str, declared: str | None = None) -> DecodedText:
-    r"""Decode the bytes of a text file that a user may have written with any program.
+    """Decode the bytes of a text file that a user may have written with any program; messages call it `name`.
 
     UTF-8, UTF-16 and UTF-32 are recognised, with or without a byte order mark. Any other content is decoded as
     Windows-1252 (the western encoding that Excel writes), with a note for the user. Content whose decoded text does not
-    look western is refused.
-
-    Args:
-        content: Content of the file.
-        name: Name of the file for messages.
-        declared: Encoding that the file itself declares, as XML files do. This encoding is used if there is no
-            byte order mark and Python supports the encoding.
-
-    Example:
-        >>> decode_text("cat".encode("utf-16"), "labels.csv")
-        DecodedText(text='cat', encoding='utf-16-le', note='')
-        >>> decode_text(b"K\xe4tzchen", "labels.csv").text
-        'Kätzchen'
+    look western is refused. Without a byte order mark, the encoding `declared` that the file itself names, as XML files
+    do, is tried first.
     """
     marked = next((encoding for mark, encoding in _BYTE_ORDER_MARKS if content.startswith(mark)), None)
     for encoding in filter(None, (marked,) if marked else (declared, _detect_wide_encoding(content), "utf-8")):
@@ -178,16 +151,10 @@ def require_regular(path: Path) -> Path:
 
 
 def parse_yaml(text: str, as_text: bool = False) -> Any:
-    """Parse YAML text into dicts, lists and scalars.
+    """Parse YAML text into dicts, lists and scalars; a ValueError says what is wrong, which may be an alias, and where.
 
-    Args:
-        text: YAML text.
-        as_text: Whether all values except empty ones are returned as text, since only the caller knows whether `10`,
-            `010`, `1:30` and `off` are text, numbers or booleans. Repeated keys are then refused.
-
-    Raises:
-        ValueError: The text is not valid YAML, or contains aliases or Python objects. The message says what is wrong
-            and where.
+    With `as_text`, all values except empty ones are returned as text, since only the caller knows whether `10`, `010`,
+    `1:30` and `off` are text, numbers or booleans. Repeated keys are then refused.
     """
     try:
         _check_structure(text)
@@ -201,11 +168,7 @@ def parse_yaml(text: str, as_text: bool = False) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON text into dicts, lists and scalars.
-
-    Raises:
-        ValueError: The text is not valid JSON. The message names the line and column if possible.
-    """
+    """Parse JSON text into dicts, lists and scalars; a ValueError says what is wrong and, if possible, where."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as problem:

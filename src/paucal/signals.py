@@ -18,8 +18,8 @@ INTERRUPT_CODE = 130  # the exit code that shells report for a program that was 
 def exit_on_interrupt() -> None:
     """Let SIGINT (Ctrl-C) end the process with one line instead of a traceback, until `raise_on_interrupt` is called.
 
-    The command line needs this while its modules are imported: nothing has to be cleaned up then, and a module that is
-    being imported could catch a KeyboardInterrupt. If SIGINT is ignored or has another handler, that is not changed.
+    The command line needs this during its imports, since an imported module could catch a KeyboardInterrupt. If SIGINT
+    is ignored or has another handler, that is not changed.
     """
     is_main_thread = threading.current_thread() is threading.main_thread()
     if is_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -22,19 +22,13 @@ Level = Literal["last", "stages", "merged", "blocks"]
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a run; schedules of learning rates and weights depend only on this progress.
+    """The progress of a run; schedules of learning rates and weights depend only on this progress."""
 
-    Attributes:
-        step: Optimizer steps completed so far.
-        total_steps: Optimizer steps of the whole run.
-        steps_per_epoch: Optimizer steps in one pass over the training images.
-        micro_step: Forward passes completed so far. The random seed of the next forward pass is derived from this
-            number. With gradient accumulation, `micro_step` is larger than `step`.
-    """
-
-    step: int
-    total_steps: int
-    steps_per_epoch: int
+    step: int  # optimizer steps completed so far
+    total_steps: int  # optimizer steps of the whole run
+    steps_per_epoch: int  # optimizer steps in one pass over the training images
+    # Forward passes completed so far, from which the random seed of the next forward pass is derived. With gradient
+    # accumulation, this number is larger than `step`.
     micro_step: int = 0
 
     @property
@@ -48,49 +42,33 @@ class Progress:
 
 
 def half_cosine(start: float, end: float, step: float, horizon: float) -> float:
-    """Return the value at `step` of a half cosine from `start` at step 0 to `end` at step `horizon`.
-
-    Example:
-        >>> half_cosine(0.04, 0.4, 375300, 750600)
-        0.22
-    """
+    """Return the value at `step` of a half cosine from `start` at step 0 to `end` at step `horizon`."""
     position = min(step / max(horizon, 1), 1.0)
     return end + (start - end) * 0.5 * (1 + math.cos(math.pi * position))
 
 
 @dataclass
 class Batch:
-    """One batch of training data, in the form that every objective takes.
+    """One batch of training data, in the form that every objective takes."""
 
-    Attributes:
-        ids: (B,) int64 position of each image in its image set.
-        views: One (B, C, H, W) tensor per view, with C image channels. Plain training has a single view.
-        labels: (B,) int64 class numbers, or (B, K) float class probabilities after mixup or CutMix; None if the
-            objective needs no labels. If images may have several labels, (B, K) float: 1 for a label of the image, 0
-            for any other label, NaN for an unknown label, and a value from 0 to 1 after mixing.
-        geometry: One (B, 2, 3) float tensor per view, or None. Each 2 x 3 matrix maps a point (x, y, 1) of the view to
-            the corresponding point of the source image. Coordinates are normalised: the edges are at -1 and 1, and x
-            points to the right, as in `torch.nn.functional.affine_grid` with align_corners=False.
-        label_maps: Dense targets by name, each a tensor whose first dimension is B; None if there are no label maps.
-    """
-
-    ids: Tensor
-    views: list[Tensor]
+    ids: Tensor  # (B,) int64 position of each image in its image set
+    views: list[Tensor]  # one (B, C, H, W) tensor per view, with C image channels; plain training has a single view
+    # (B,) int64 class numbers, or (B, K) float class probabilities after mixup or CutMix; None if the objective needs
+    # no labels. If images may have several labels, (B, K) float: 1 for a label of the image, 0 for any other label, NaN
+    # for an unknown label, and a value from 0 to 1 after mixing.
     labels: Tensor | None = None
+    # One (B, 2, 3) float tensor per view. Each 2 x 3 matrix maps a point (x, y, 1) of the view to the corresponding
+    # point of the source image. Coordinates are normalised: the edges are at -1 and 1, and x points to the right, as in
+    # `torch.nn.functional.affine_grid` with align_corners=False.
     geometry: list[Tensor] | None = None
-    label_maps: dict[str, Tensor] | None = None
+    label_maps: dict[str, Tensor] | None = None  # dense targets by name, each a tensor whose first dimension is B
 
     def __len__(self) -> int:
         return self.ids.shape[0]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        """Return the batch on another device.
-
-        Args:
-            device: Target device.
-            non_blocking: Whether the caller continues during the copy. This has an effect only on CUDA, where later
-                operations wait for the copy. On MPS, later operations might read values that are not copied yet.
-        """
+        """Return the batch on another device; with `non_blocking`, the caller continues during a copy to CUDA."""
+        # Later operations wait for the copy on CUDA. On MPS, they might read values that are not copied yet.
         is_asynchronous = non_blocking and str(device).startswith("cuda")
         return self._map_tensors(lambda t: t.to(device, non_blocking=is_asynchronous))
 
@@ -111,35 +89,24 @@ class Batch:
 
 @dataclass(frozen=True)
 class FeatureRequest:
-    """The features that a backbone is asked to return.
+    """The features that a backbone is asked to return."""
 
-    Attributes:
-        levels: Feature maps to return: "last" for the final map, "stages" for one map per stage, "merged" for one map
-            per patch-merging layer (Swin) and the final map, "blocks" for one map per block.
-        norm: Whether the backbone's final norm (if there is one) is applied to the last map.
-    """
-
+    # Feature maps: "last" for the final map, "stages" for one map per stage, "merged" for one map per patch-merging
+    # layer (Swin) and the final map, "blocks" for one map per block.
     levels: Level = "last"
-    norm: bool = True
+    norm: bool = True  # whether the backbone's final norm (if there is one) is applied to the last map
 
 
 @dataclass
 class Features:
-    """The outputs of a backbone from one forward pass.
+    """The outputs of a backbone from one forward pass."""
 
-    Attributes:
-        grids: (B, D, H, W) feature maps, shallow to deep; class tokens and other prefix tokens are left out.
-        pooled: (B, D) class token if the architecture has a class token, else the mean over the last feature map.
-        logits: (B, K) logits; None if the backbone has no classifier.
-        token_logits: (B, H * W, K) logits of the patch tokens, if they are requested and the backbone classifies patch
-            tokens; `logits` are then computed from the class token alone.
-        distilled_logits: (B, K) logits of the distillation token, if the backbone returns these logits separately
-            during training; `logits` are then computed from the class token alone.
-    """
-
-    grids: list[Tensor]
-    pooled: Tensor
-    logits: Tensor | None
+    grids: list[Tensor]  # (B, D, H, W) feature maps, shallow to deep, without class tokens and other prefix tokens
+    pooled: Tensor  # (B, D) class token if the architecture has a class token, else the mean over the last feature map
+    logits: Tensor | None  # (B, K) logits; None if the backbone has no classifier
+    # (B, H * W, K) logits of the patch tokens, if they are requested and the backbone classifies patch tokens, and
+    # (B, K) logits of the distillation token, if the backbone returns these separately during training. With either of
+    # them, `logits` are computed from the class token alone.
     token_logits: Tensor | None = None
     distilled_logits: Tensor | None = None
 
@@ -180,17 +147,11 @@ def height_and_width(img_size: int | Sequence[int]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Crops:
-    """A group of crops of each image that have the same size and augmentation.
+    """A group of crops of each image that have the same size and augmentation."""
 
-    Attributes:
-        count: Number of crops of each image.
-        size: Side in pixels, or (height, width); None for the run's image size.
-        scale: Smallest and largest fraction of the image's area that a crop covers; None for the range in the run's
-            settings.
-    """
-
-    count: int = 1
-    size: int | tuple[int, int] | None = None
+    count: int = 1  # number of crops of each image
+    size: int | tuple[int, int] | None = None  # side in pixels, or (height, width); None for the run's image size
+    # Smallest and largest fraction of the image's area that a crop covers; None for the range in the run's settings.
     scale: tuple[float, float] | None = None
 
     @property
@@ -201,23 +162,14 @@ class Crops:
 
 @dataclass(frozen=True)
 class DataRequest:
-    """The data that an objective needs.
+    """The data that an objective needs: which fields of a batch, and in which form."""
 
-    Attributes:
-        views: Groups of crops, in the order of `Batch.views`.
-        geometry: Whether the objective needs `Batch.geometry`.
-        label_maps: Whether the objective needs `Batch.label_maps`.
-        mixing: Whether mixup and CutMix may be applied to the batches.
-        labels: Whether the objective needs labels.
-        smallest_batch: Smallest number of images per process and batch for which the loss is defined.
-    """
-
-    views: Sequence[Crops] = (Crops(),)
+    views: Sequence[Crops] = (Crops(),)  # groups of crops, in the order of `Batch.views`
     geometry: bool = False
     label_maps: bool = False
-    mixing: bool = True
+    mixing: bool = True  # whether mixup and CutMix may be applied to the batches
     labels: bool = True
-    smallest_batch: int = 1
+    smallest_batch: int = 1  # smallest number of images per process and batch for which the loss is defined
 
 
 @dataclass(frozen=True)

@@ -22,24 +22,16 @@ _JOINERS = "\u200c\u200d"  # joiners of scripts and emoji, which belong to names
 
 
 def escape_controls(text: str) -> str:
-    r"""Return text with control characters replaced by escapes; line breaks and tabs are kept.
-
-    Example:
-        >>> escape_controls("cat\x1b[31m.png")
-        'cat\\x1b[31m.png'
-    """
+    r"""Return text with control characters replaced by escapes such as \x1b; line breaks and tabs are kept."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_escape(character) if _is_hidden(character) else character for character in text)
+    return "".join(
+        character.encode("unicode_escape").decode("ascii") if _is_hidden(character) else character for character in text
+    )
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """Return a number with its noun: `one` is the singular, `many` the plural (by default, `one` with an added "s").
-
-    Example:
-        >>> counted(1, "step"), counted(2000, "step"), counted(0, "class", "classes")
-        ('1 step', '2000 steps', '0 classes')
-    """
+    """Return a number with its noun: `one` is the singular, `many` the plural (by default, `one` with an added "s")."""
     return f"{count} {one if count == 1 else many or one + 's'}"
 
 
@@ -79,12 +71,7 @@ def join_first_few(names: Sequence[str], count: int = 5) -> str:
 
 
 def shorten(text: str, length: int = MAX_SENTENCE_LENGTH) -> str:
-    """Return text shortened to at most `length` characters: the beginning, "..." and the end of longer text.
-
-    Example:
-        >>> shorten("a" * 500, 20)
-        'aaaaaaaaaaaa ... aaa'
-    """
+    """Return text shortened to at most `length` characters: the beginning, "..." and the end of longer text."""
     if len(text) <= length:
         return text
     begin_length = (length * 2) // 3 - 1
@@ -127,11 +114,7 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 
 
 def percent(share: float, format_spec: str = ".1f") -> str:
-    """Return a fraction as text in percent.
-
-    Args:
-        share: Fraction from 0 to 1.
-        format_spec: Format specification for the number.
+    """Return a fraction from 0 to 1 as text in percent.
 
     Example:
         >>> percent(0.9123), percent(0.95, "g"), percent(0.4, ".0f")
@@ -144,10 +127,6 @@ def _is_hidden(character: str) -> bool:
     if character in _KEPT_CONTROLS or character in _JOINERS:
         return False
     return unicodedata.category(character) in _HIDDEN_CATEGORIES or ord(character) in _CONTROL_SURROGATES
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def format_duration(seconds: float) -> str:

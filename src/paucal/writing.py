@@ -14,10 +14,7 @@ from typing import Any, BinaryIO
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Let `write` fill a temporary file beside `path`, flush the file to disk, and rename it to `path`.
 
-    After a crash at any time, `path` contains either the old or the new content, never a mixture.
-
-    Raises:
-        OSError: The disk is full or the folder is not writable. The old content of `path` is then unchanged.
+    After a crash or an error at any time, `path` contains either the old or the new content, never a mixture.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -69,20 +69,15 @@ class CommandParser(ArgumentParser):
     """Argument parser of one command, which raises a UserError instead of exiting.
 
     All values are first parsed as text and then converted by `values.convert_setting`, as for Python calls and configs.
-
-    Attributes:
-        hints: Type hint of each argument, by name.
-        flag_only_names: Names of arguments that are not allowed in a config.
-        settings_types: Settings dataclasses whose fields are flags of the command.
     """
 
     def __init__(self, verb: str, description: str) -> None:
         super().__init__(
             f"paucal {verb}", description=description, formatter_class=HelpWithDefaults, allow_abbrev=False
         )
-        self.hints: dict[str, Any] = {}
-        self.flag_only_names = {"config"}
-        self.settings_types: list[type] = []
+        self.hints: dict[str, Any] = {}  # type hint of each argument
+        self.flag_only_names = {"config"}  # names of arguments that are not allowed in a config
+        self.settings_types: list[type] = []  # settings dataclasses whose fields are flags of the command
 
     def add_argument(self, *names: Any, **options: Any) -> Action:
         """Add an argument; the help shows positional arguments in capitals."""
@@ -194,11 +189,7 @@ def format_choices(hint: Any) -> str | None:
 
 
 def parse_arguments(parser: CommandParser, argv: Sequence[str]) -> tuple[Namespace, dict[str, str]]:
-    """Parse the arguments and the config files that they name.
-
-    Returns:
-        All values, and the origin ("flag" or "config") of each value that the user gave.
-    """
+    """Parse arguments and config files; return all values, and the origin ("flag" or "config") of each given value."""
     if _is_capturing.get():
         raise _ParserCaptured(parser)
     arguments = [_dashes_for_underscores(text) for text in argv]
@@ -255,15 +246,10 @@ def _read_configs(parser: CommandParser, arguments: Sequence[str]) -> dict[str, 
 
 
 def read_config(name: str, hints: Mapping[str, Any], verb: str) -> dict[str, Any]:
-    """Return the settings in a config file, converted to their types.
+    """Return the settings in a config file, converted to the types in `hints`, which has all valid settings.
 
     Settings without a value are left out. If the file is the `config.yaml` of a run, settings for which the run itself
     chose None stay None.
-
-    Args:
-        name: Path of the file.
-        hints: Type hint of each valid setting, by name.
-        verb: Name of the command, for messages.
     """
     settings = {}
     content, chosen_by_run = _read_settings(name)

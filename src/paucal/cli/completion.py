@@ -45,11 +45,8 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-class _UnwrappedHelp(HelpWithDefaults):
+class _UnwrappedHelp(HelpWithDefaults, argparse.RawDescriptionHelpFormatter):
     """Help that keeps the line breaks of the description."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return "".join(indent + line for line in text.splitlines(keepends=True))
 
 
 def build_completion_parser() -> argparse.ArgumentParser:

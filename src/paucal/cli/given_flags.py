@@ -41,13 +41,9 @@ def given_flags_in_errors() -> Iterator[None]:
 def note_given_flags(
     arguments: Sequence[str], config: Iterable[str], flags: Collection[str], settings_types: Iterable[type]
 ) -> None:
-    """Store the flags that the user has given, for `given_flags_in_errors`.
+    """Store which of the command's `flags`, under all their names, the user has given, for `given_flags_in_errors`.
 
-    Args:
-        arguments: Arguments of the command.
-        config: Names of the settings in config files.
-        flags: All flags of the command, under all names.
-        settings_types: Settings dataclasses whose fields are flags of the command.
+    `config` has the names of the settings in config files.
     """
     usual_flags = dict(FLAG_ALIASES)
     for settings_type in settings_types:

@@ -54,11 +54,7 @@ def _fetch_run(argv: Sequence[str]) -> int:
 
 
 def _verify_run(argv: Sequence[str]) -> int:
-    """Check the ledger of a run, and print the result.
-
-    Returns:
-        The exit code, which is 1 if images were lost or repeated.
-    """
+    """Check the ledger of a run, and print the result; return the exit code, 1 if images were lost or repeated."""
     parser = CommandParser("runs verify", VERIFY_DESCRIPTION)
     parser.add_argument("run", help="run folder")
     values, _ = parse_arguments(parser, list(argv))

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Collection
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -18,6 +18,7 @@ from paucal.types import UserError
 from paucal.verbs.serve.labelling import Conflict, Labelling
 from paucal.verbs.serve.picture_predictor import PicturePredictor
 
+T = TypeVar("T")
 MAX_WAITING = 16  # largest number of images that wait in memory for their predictions
 MAX_LABEL_BYTES = 10_000  # size limit of a request from the labelling page, in bytes
 MAX_REQUEST_SECONDS = 30.0  # time limit for receiving the body of a request
@@ -130,9 +131,15 @@ def make_label_app(labelling: Labelling, hosts: Collection[str] | None) -> Guard
 
     def make_post_route(path: str, handle: Callable[[dict[str, Any]], dict[str, Any]]) -> Route:
         async def respond(request: Request) -> Response:
-            content = _parse_object(await read_body(request, MAX_LABEL_BYTES, JSON_TYPES))
+            content = await read_body(request, MAX_LABEL_BYTES, JSON_TYPES)
             try:
-                return JSONResponse(await run_in_threadpool(handle, content))
+                fields = json.loads(content)
+            except (ValueError, RecursionError):
+                fields = None
+            if not isinstance(fields, dict):
+                raise RefusedRequest(422, "send a JSON object.")
+            try:
+                return JSONResponse(await run_in_threadpool(handle, fields))
             except OSError as problem:
                 return JSONResponse({"error": f"the label could not be saved ({problem.strerror})."}, 507)
 
@@ -145,14 +152,17 @@ def make_label_app(labelling: Labelling, hosts: Collection[str] | None) -> Guard
             return JSONResponse({"error": str(problem)}, 404)
         return Response(content, media_type="image/jpeg")
 
+    def skip(fields: dict[str, Any]) -> dict[str, Any]:
+        return labelling.skip(_field(fields, "tab", str), _field(fields, "image", int))
+
     def save(fields: dict[str, Any]) -> dict[str, Any]:
-        return labelling.save(_text_field(fields, "tab"), _image_field(fields), _text_field(fields, "label"))
+        return labelling.save(_field(fields, "tab", str), _field(fields, "image", int), _field(fields, "label", str))
 
     routes = [
         Route("/api/image/{number:int}", send_image),
-        make_post_route("/api/next", lambda fields: labelling.next(_text_field(fields, "tab"))),
-        make_post_route("/api/undo", lambda fields: labelling.undo(_text_field(fields, "tab"))),
-        make_post_route("/api/skip", lambda fields: labelling.skip(_text_field(fields, "tab"), _image_field(fields))),
+        make_post_route("/api/next", lambda fields: labelling.next(_field(fields, "tab", str))),
+        make_post_route("/api/undo", lambda fields: labelling.undo(_field(fields, "tab", str))),
+        make_post_route("/api/skip", skip),
         make_post_route("/api/save", save),
     ]
     return _make_guarded_app(LABEL_FILES, routes, hosts)
@@ -181,12 +191,9 @@ def _make_guarded_app(pages: dict[str, str], routes: list[Route], hosts: Collect
 
 
 async def read_body(request: Request, max_bytes: int, content_types: tuple[str, ...]) -> bytes:
-    """Return the body of a request, and stop reading as soon as the body exceeds `max_bytes`.
+    """Return the body of a request, or refuse a body that is too large, too slow, empty, or of another content type.
 
     `content_types` are accepted content types or their prefixes: `PICTURE_TYPES` or `JSON_TYPES`.
-
-    Raises:
-        RefusedRequest: The body is too large, too slow, empty, or of another content type.
     """
     noun, limit, expected = "request", f"{max_bytes} bytes", "the content type application/json"
     if content_types == PICTURE_TYPES:
@@ -214,23 +221,9 @@ async def read_body(request: Request, max_bytes: int, content_types: tuple[str, 
     return bytes(content)
 
 
-def _parse_object(content: bytes) -> dict[str, Any]:
-    try:
-        values = json.loads(content)
-    except (ValueError, RecursionError):
-        values = None
-    if not isinstance(values, dict):
-        raise RefusedRequest(422, "send a JSON object.")
-    return values
-
-
-def _text_field(fields: dict[str, Any], name: str) -> str:
-    if not isinstance(fields.get(name), str):
-        raise RefusedRequest(422, f"the request has no text field {name!r}.")
+def _field(fields: dict[str, Any], name: str, kind: type[T]) -> T:
+    """Return a field of a request; refuse the request if the field is missing or is not a `kind`, `str` or `int`."""
+    if type(fields.get(name)) is not kind:
+        noun = "text" if kind is str else "number"
+        raise RefusedRequest(422, f"the request has no {noun} field {name!r}.")
     return fields[name]
-
-
-def _image_field(fields: dict[str, Any]) -> int:
-    if type(fields.get("image")) is not int:
-        raise RefusedRequest(422, "the request has no number field 'image'.")
-    return fields["image"]

@@ -78,7 +78,11 @@ def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile
     console.say(f"{counted(len(images), 'image')} to label; {counted(len(saved.labels), 'label')} in {saved.path}")
     assert classes is not None  # without a model, `check_labelling` requires --classes
     originals = without_decoded_copies(images)
-    return Labelling(originals, paths, order, tuple(classes), saved, suggestions, _training_command(source, saved))
+    # The command trains on the labels and, if there is a run, also on the run's training images.
+    run_data = None if source is None else RunFolder(Path(source)).settings.get("data")
+    sources = [str(source) for source in (run_data, saved.path) if source is not None]
+    command = f"paucal train {shlex.quote(SEPARATOR.join(sources))}"
+    return Labelling(originals, paths, order, classes, saved, suggestions, command)
 
 
 def _rank_images(model: Classifier, images: ImageSet, console: Console) -> tuple[list[int], dict[int, Suggestion]]:
@@ -107,10 +111,3 @@ def with_random_images(choices: Sequence[ChosenImage]) -> list[int]:
     for number, index in enumerate([choice.index for choice in choices if choice.is_random], 1):
         order.insert(RANDOM_EVERY * number - 1, index)
     return order
-
-
-def _training_command(source: str | None, saved: LabelFile) -> str:
-    """Return the command that trains on the labels and, if there is a run, also on the run's training images."""
-    data = None if source is None else RunFolder(Path(source)).settings.get("data")
-    sources = [str(source) for source in (data, saved.path) if source is not None]
-    return f"paucal train {shlex.quote(SEPARATOR.join(sources))}"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from paucal.export.reading import load_model
 from paucal.models.regression import RegressionCard
-from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
 from paucal.runner.familiar import load_familiarity
 from paucal.runs import RunFolder
@@ -43,14 +42,17 @@ def serve(source: str | None, settings: ServeSettings, console: Console) -> None
             app = make_label_app(open_labelling(source, settings, saved, console), hosts)
         else:
             model = load_model(source, settings.device)
-            if not isinstance(model.card, RegressionCard):
-                model.require_classifier()
+            if isinstance(model.card, RegressionCard):
+                output = model.card.target
+            else:
+                output = counted(len(model.require_classifier().classes), "class", "classes")
             # The port is checked first, since reading the training images may take a minute.
             listener = stack.enter_context(_listening_socket(settings.host, settings.port))
             run = RunFolder(Path(source))
             familiarity = load_familiarity(run, model, console) if run.config.exists() else None
             predictor = PicturePredictor(model, familiarity, settings.precision, settings.mirror)
-            app = make_app(predictor, _page_title(source, model), settings.max_upload * 10**6, hosts)
+            title = f"{Path(source).resolve().name}: {model.card.backbone.name}, {output}"
+            app = make_app(predictor, title, settings.max_upload * 10**6, hosts)
         if settings.host not in LOCAL:
             console.say("note: other machines can reach this page without a login")
         console.say(f"open {addresses(settings.host, settings.port)} in a browser; press Ctrl-C to stop")
@@ -80,12 +82,6 @@ def find_network_address() -> str | None:
         except OSError:
             return None
         return udp_socket.getsockname()[0]
-
-
-def _page_title(source: str, model: TrainedModel) -> str:
-    card = model.card
-    output = card.target if isinstance(card, RegressionCard) else counted(len(model.classes), "class", "classes")
-    return f"{Path(source).resolve().name}: {card.backbone.name}, {output}"
 
 
 def _allowed_hosts(host: str) -> tuple[str, ...] | None:

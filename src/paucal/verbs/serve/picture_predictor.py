@@ -36,11 +36,9 @@ EXPLAINED_CLASSES = 2  # number of classes with an explanation map
 class PicturePredictor:
     """Predicts one image at a time; thread-safe.
 
-    Args:
-        model: Classifier or regression model.
-        familiarity: Test of whether an image is similar to the training images; None to omit the test.
-        precision: Precision of predictions; None to choose the fastest on this machine, measured on the first image.
-        mirror: Whether to average the predictions for an image and its mirror image.
+    `familiarity` tests whether an image is similar to the training images, unless it is None. If `precision` is None,
+    the fastest on this machine is chosen, measured on the first image. With `mirror`, the predictions for an image and
+    its mirror image are averaged.
     """
 
     def __init__(
@@ -51,10 +49,9 @@ class PicturePredictor:
         mirror: bool = False,
     ) -> None:
         self.model = model if isinstance(model.card, RegressionCard) else model.require_classifier()
-        self._exact_model = model.mirrored() if mirror else model
-        self._model_to_run = (
-            None if precision is None else self._exact_model.at_precision(EXPLICIT_CHOICES[precision].dtype)
-        )
+        self._exact_model, self._model_to_run = model.mirrored() if mirror else model, None
+        if precision is not None:
+            self._model_to_run = self._exact_model.at_precision(EXPLICIT_CHOICES[precision].dtype)
         self._familiarity, self._reading = familiarity, model.card.preprocessing.decode_options
         self._lock = threading.Lock()
         has_features = familiarity is not None and linear_classifier(model.module) is not None
@@ -64,10 +61,7 @@ class PicturePredictor:
         """Return the prediction for an encoded image as a dictionary that can be converted to JSON.
 
         If `explain` is set, also compute maps that explain the most probable classes, which takes several times as
-        long.
-
-        Raises:
-            UserError: The image cannot be read, or is too large.
+        long. A UserError refuses images that cannot be read or are too large.
         """
         with self._lock:  # held while decoding too, so that only one large image is in memory at a time
             picture = self._decode(content, name)
