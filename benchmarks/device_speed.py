@@ -15,6 +15,7 @@ import backbones
 import drloc_overhead
 import esvit_loss
 import esvit_step
+import paucal
 import token_labels
 import training
 from device_state import Piece, Row, Session
@@ -264,6 +265,31 @@ def memory_summary(parts: Mapping[str, Row]) -> Row:
     return {name: [row["peak_memory_mib"], row["images_per_second"]["median"]] for name, row in parts.items()}
 
 
+TOY_ROWS = ["DeiT-S/16", "Swin-T W7"]
+
+
+def throughput(session: Session) -> Parts:
+    """EsViT's table 7: images per second of its models, and the same on the paper's scale."""
+    return {"esvit-table-7": partial(_timed, session, "esvit-table-7")}
+
+
+def _timed(session: Session, name: str) -> Row:
+    rows = TOY_ROWS if session.toy else None
+    output = session.work / f"study-{name}{'-toy' if session.toy else ''}"
+    found = paucal.study(name, rows=rows, device=session.device, output=str(output))
+    measured = [(line, line.measured) for line in found.lines if line.measured is not None]
+    return {
+        "settings": {"study": name, "rows": rows or "all"},
+        "lines": [
+            {
+                **{"row": line.row.name, "column": line.column.name, "published": line.published},
+                **{"median": one.value, "lower_quartile": one.low, "upper_quartile": one.high},
+            }
+            for line, one in measured
+        ],
+    }
+
+
 PIECES = (
     Piece("drloc_overhead", "DrLoc's share of a step of Swin-T at 224 pixels", 2, overhead, overhead_summary),
     Piece("esvit_loss", "EsViT's losses: time and memory against the plain way", 0.5, losses, losses_summary),
@@ -281,4 +307,5 @@ PIECES = (
     Piece("token_labels", "making label maps and targets", 0.1, targets),
     Piece("batch_size", "the search for the largest batch, Swin-T at 224 pixels", 0.2, search, search_summary),
     Piece("memory", "memory and speed of a step of Swin-T at 224 pixels", 1.5, memory, memory_summary),
+    Piece("throughput", "images per second of the models of EsViT's table 7", 3, throughput),
 )

@@ -114,12 +114,7 @@ STEPS = {"ours": our_step, "plain": plain_step}
 def under_precision(step: Callable[[], Tensor], options: argparse.Namespace) -> Callable[[], Tensor]:
     """Return the step in the chosen precision."""
     dtype = DTYPES[options.precision]
-
-    def precise() -> Tensor:
-        with torch.autocast(options.device, dtype, enabled=dtype is not None):
-            return step()
-
-    return precise
+    return torch.autocast(options.device, dtype, enabled=dtype is not None)(step)
 
 
 def peak_of(way: str, images: int, options: argparse.Namespace) -> int:

@@ -84,12 +84,7 @@ def plain_step(objective: SelfDistillation, options: argparse.Namespace) -> Step
     """Return the published program's step with the same weights."""
     step = PlainStep(plain_network(objective.student, options), LOW, HIGH, MOMENTUM, CLIP, RATE)
     dtype = DTYPES[options.precision]
-
-    def precise(crops: list[Tensor]) -> Tensor:
-        with torch.autocast(options.device, dtype, enabled=dtype is not None):
-            return step(crops)
-
-    return precise
+    return torch.autocast(options.device, dtype, enabled=dtype is not None)(step)
 
 
 def plain_network(network: StudentOrTeacher, options: argparse.Namespace) -> PlainNetwork:

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from few_shot_features import NETWORKS, features
-from measuring import store, surroundings
+from few_shot_features import NETWORKS, drawn_rows, features
+from measuring import percent_right, store, surroundings
 from paucal.backbones.stage_classifier import N_STAGES
 from paucal.evaluation.protocols.classifier import LinearClassifier
 from paucal.tasks.classification.auto_tune.heads import HEADS, compare_heads, fit_gaussian, fit_mixture
@@ -166,23 +167,14 @@ JOINED: dict[str, Scores] = {
 
 def drawn(found: dict[str, Tensor], per_class: int, seed: int) -> Draw:
     """Draw labelled images of every class from the training part, and fit today's head to them."""
-    generator = np.random.default_rng(seed)
-    labels, pool = found["labels"].numpy(), ~found["is_test"].numpy()
-    by_class = (np.flatnonzero(pool & (labels == label)) for label in range(int(labels.max()) + 1))
-    rows = np.sort(np.concatenate([generator.permutation(own)[:per_class] for own in by_class]))
-    others = np.setdiff1d(np.arange(len(labels)), rows)
-    taken = torch.from_numpy(rows)
-    head = fit_head(found["last"][taken], found["labels"][taken], int(labels.max()) + 1, seed)
-    return Draw(found, taken, torch.from_numpy(others), head, seed)
+    rows, others = drawn_rows(found, per_class, seed)
+    head = fit_head(found["last"][rows], found["labels"][rows], int(found["labels"].max()) + 1, seed)
+    return Draw(found, rows, others, head, seed)
 
 
 def judged(draw: Draw, heads: dict[str, Scores]) -> dict[str, Any]:
     """Return the accuracy of every head in percent, and what the race chose in how many seconds."""
-    truth = draw.features["labels"][draw.others]
-
-    def accuracy(scores: Tensor) -> float:
-        return 100 * float((scores.argmax(1) == truth).double().mean())
-
+    accuracy = partial(percent_right, labels=draw.features["labels"][draw.others])
     today = accuracy(draw.probe.scores(draw.last()[draw.others]))
     start_time = time.perf_counter()
     race = compare_heads(

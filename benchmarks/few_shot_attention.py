@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from few_shot_features import BATCH, NETWORKS, chosen_rows, frozen_network
-from measuring import store, surroundings
+from few_shot_features import BATCH, NETWORKS, chosen_rows, drawn_rows, frozen_network
+from measuring import percent_right, store, surroundings
 from paucal.data.sources.opening import open_images
 from paucal.models.features import StageClassifierInputExtractor
 from paucal.tasks.classification.auto_tune.heads import compare_heads
@@ -98,11 +98,7 @@ def attentive(cells: Tensor, labels: Tensor, probe: Head, others: Tensor) -> Ten
 
 def judged(found: dict[str, Tensor], second: Tensor | None, per_class: int, seed: int) -> dict[str, Any]:
     """Return the accuracy of each head in percent, and the seconds of the attentive one."""
-    draw, labels = np.random.default_rng(seed), found["labels"].numpy()
-    pool, n_classes = ~found["is_test"].numpy(), int(labels.max()) + 1
-    by_class = (np.flatnonzero(pool & (labels == label)) for label in range(n_classes))
-    drawn = np.sort(np.concatenate([draw.permutation(own)[:per_class] for own in by_class]))
-    rows, others = torch.from_numpy(drawn), torch.from_numpy(np.setdiff1d(np.arange(len(labels)), drawn))
+    (rows, others), n_classes = drawn_rows(found, per_class, seed), int(found["labels"].max()) + 1
     staged, targets = found["staged"], found["labels"][rows]
     probe = fit_head(staged[rows, :WIDTH], targets, n_classes, seed)
     answers = {TODAY: probe.scores(staged[others, :WIDTH])}
@@ -124,7 +120,7 @@ def judged(found: dict[str, Tensor], second: Tensor | None, per_class: int, seed
         won = raced(last, torch.cat([last, staged[:, WIDTH:], second[:, WIDTH:]], 1), joined.strength)
         answers["two networks, race"] = answers["two networks, last features"] if won is None else won
     truth = found["labels"][others]
-    right = {name: 100 * float((scores.argmax(1) == truth).double().mean()) for name, scores in answers.items()}
+    right = {name: percent_right(scores, truth) for name, scores in answers.items()}
     return {"accuracy": right, "attentive_seconds": seconds}
 
 

@@ -37,6 +37,14 @@ def chosen_rows(images: ImageSet, part: str, per_class: int, seed: int = 0) -> n
     return np.sort(np.concatenate(rows))
 
 
+def drawn_rows(found: dict[str, Tensor], per_class: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return ascending positions of images drawn from each class of the training part, and those of all others."""
+    draw, labels, pool = np.random.default_rng(seed), found["labels"].numpy(), ~found["is_test"].numpy()
+    by_class = (np.flatnonzero(pool & (labels == label)) for label in range(int(labels.max()) + 1))
+    drawn = np.sort(np.concatenate([draw.permutation(own)[:per_class] for own in by_class]))
+    return torch.from_numpy(drawn), torch.from_numpy(np.setdiff1d(np.arange(len(labels)), drawn))
+
+
 def frozen_network(model: str, side: int = 224, classes: int = 0) -> tuple[FeatureBackbone, Preprocessing]:
     """Return a network with its trained weights in evaluation mode, and how its images are prepared."""
     backbone = BackboneSpec(model, classes, image_size=(side, side)).build().eval()

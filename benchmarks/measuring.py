@@ -47,6 +47,11 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": median, "lower_quartile": low, "upper_quartile": high, "count": len(values)}
 
 
+def percent_right(scores: torch.Tensor, labels: torch.Tensor) -> float:
+    """Return the percentage of rows whose largest of (N, K) scores is that of their label."""
+    return 100 * float((scores.argmax(1) == labels).double().mean())
+
+
 def peak_memory(step: Callable[[], object], device: str) -> float | None:
     """Return the MiB that a GPU holds at most during a call; None elsewhere, where that is not known."""
     if device != "cuda":

@@ -18,21 +18,12 @@ from pathlib import Path
 
 import torch
 
-import device_adapters
-import device_grid
 import device_speed
-import device_studies
 import device_training
 from device_state import FAILED, Piece, Session, measure, stored_parts, waiting
 
 HERE = Path(__file__).parent
-PIECES: tuple[Piece, ...] = (
-    *device_speed.PIECES,
-    *device_studies.PIECES,
-    *device_training.PIECES,
-    *device_grid.PIECES,
-    *device_adapters.PIECES,
-)
+PIECES: tuple[Piece, ...] = (*device_speed.PIECES, *device_training.PIECES)
 DONE, FAULTS, GO_ON = 0, 1, 3
 
 

@@ -19,23 +19,22 @@ at least) to validate. With `--seconds` each arm gets the epochs that fit; how l
 """
 
 import argparse
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow.parquet as pq
-
 import paucal
 from measuring import surroundings
+from paired import make_subset
 from paucal.runs import RunFolder
 from small_data_table import draw, groups, table
-from small_data_timing import epoch_seconds
 
 Row = dict[str, Any]
 RESULTS = Path(__file__).parent / "results"
 TEST = 2000
+TIMED_EPOCHS, TURNS = 3, 2  # to measure how long an epoch takes
 RECIPE: dict[str, Any] = {
     "batch_size": 32,
     "crop": "padded",
@@ -77,22 +76,6 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "dhvt-mimetic": ("dhvt", {"attention_init": "mimetic"}),
 }
 MAIN = ["vit", "swin", "dhvt", "dhvt-drloc", "resnet18"]
-
-
-def make_part(source: Path, folder: Path, images: int) -> Path:
-    """Write stratified parts of the train and test files, the same at every call; fewer images are among more."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for part, count in (("train", images + n_val(images)), ("test", TEST)):
-        target = folder / f"{part}.parquet"
-        if target.exists():
-            continue
-        whole = pq.read_table(source / f"{part}.parquet")
-        labels = np.asarray(whole["label"])
-        order = np.random.default_rng(0).permutation(len(labels))
-        each = count // len(np.unique(labels))
-        rows = np.concatenate([order[labels[order] == label][:each] for label in np.unique(labels)])
-        pq.write_table(whole.take(np.sort(rows)), target)
-    return folder
 
 
 def n_val(images: int) -> int:
@@ -145,8 +128,9 @@ def main() -> None:
     rows: list[Row] = results["runs"]
     data, part = options.data, {}
     if options.images:
-        data = make_part(options.data, options.work / f"images-{options.images}", options.images)
-        part["val_fraction"] = n_val(options.images) / (options.images + n_val(options.images))
+        folder, count = options.work / f"images-{options.images}", options.images + n_val(options.images)
+        data = make_subset(options.data, folder, count, TEST)
+        part["val_fraction"] = n_val(options.images) / count
     if options.seconds:
         time_arms(data, results.setdefault("epoch_seconds", {}), options, part)
     for seed in options.seeds:
@@ -188,6 +172,24 @@ def time_arms(data: Path, times: dict[str, dict[str, float]], options: argparse.
     known = times.setdefault(f"{options.images} of {options.side} pixels", {})
     missing = {arm: {**settings_of(arm, options.side), **part} for arm in options.arms if arm not in known}
     known.update(epoch_seconds(data, options.work, missing))
+
+
+def epoch_seconds(data: Path, work: Path, arms: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return the seconds of an epoch of each arm, its validation included.
+
+    Arms take turns. The shortest of four epochs counts, since other work on the machine can only lengthen one; the
+    first epoch of a run, which reads the images, is left out. `arms` has settings by name, without length, rate and
+    seed; their runs in `work` are overwritten.
+    """
+    found: dict[str, list[float]] = {name: [] for name in arms}
+    for turn in range(TURNS):
+        for name, settings in arms.items():
+            output = work / f"timing-{name}"
+            length = {"epochs": TIMED_EPOCHS, "lr": 1e-3, "seed": turn}
+            paucal.train(data, output=str(output), overwrite=True, **{"init": "none", **settings, **length})
+            ends = [row["seconds"] for row in RunFolder(output).read_rows()]
+            found[name] += [after - before for before, after in itertools.pairwise(ends)]
+    return {name: round(min(times), 3) for name, times in found.items()}
 
 
 def labels(arm: str, seed: int, results: dict[str, Any], options: argparse.Namespace) -> list[Row]:

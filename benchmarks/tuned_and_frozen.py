@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from measuring import store, surroundings
+from measuring import percent_right, store, surroundings
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import Split
 from paucal.evaluation.calibration import fit_temperature
@@ -103,7 +103,7 @@ def main() -> None:
     for name, pair in found.items():
         row: dict[str, float | str] = {"model": name}
         for part, logits, labels in zip(("val", "unseen"), calibrated(pair), truth, strict=True):
-            row[f"{part}_accuracy"] = round(100 * float((logits.argmax(1) == labels).double().mean()), 2)
+            row[f"{part}_accuracy"] = round(percent_right(logits, labels), 2)
             row[f"{part}_loss"] = round(float(F.cross_entropy(logits, labels)), 4)
         rows.append(row)
         print(row, flush=True)

@@ -22,6 +22,7 @@ import json
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from torch import Tensor
 
 from few_shot_features import NETWORKS, features
 from labelling import parts
-from measuring import store, surroundings
+from measuring import percent_right, store, surroundings
 from paucal.backbones.stage_classifier import N_STAGES
 from paucal.evaluation.familiarity import fit_familiarity
 from paucal.tasks.classification.auto_tune.heads import compare_heads
@@ -152,11 +153,7 @@ def measured(
     drawn = np.concatenate([draw.permutation(np.flatnonzero(own == k))[:per_class] for k in range(classes)])
     others = torch.from_numpy(draw.permutation(np.setdiff1d(np.arange(len(pool)), drawn))[: options.others])
     labelled = torch.from_numpy(drawn)
-    truth = labels[judged]
-
-    def accuracy(scores: Tensor) -> float:
-        return 100 * float((scores.argmax(1) == truth).double().mean())
-
+    accuracy = partial(percent_right, labels=labels[judged])
     staged = staged_features(found)
     own_labels, last = labels[pool][labelled], found["last"][pool][labelled]
     head = fit_head(last, own_labels, classes, seed)
@@ -219,7 +216,7 @@ def soft_targets(
         targets, more = way(cell)
         both = torch.cat([rows[labelled], rows[others]]), torch.cat([hard, targets]), torch.cat([ones, more])
         weight, bias = fit_soft(*both, head.strength)
-        scores[name] = 100 * float(((seen @ weight.T + bias).argmax(1) == labels[judged]).double().mean())
+        scores[name] = percent_right(seen @ weight.T + bias, labels[judged])
     return scores
 
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from few_shot_features import NETWORKS, chosen_rows, features, frozen_network
 from labelling import parts
-from measuring import store, surroundings
+from measuring import percent_right, store, surroundings
 from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
 from paucal.data.views.augmentation import Augmentation
@@ -98,7 +98,7 @@ class Stored:
 
     def accuracy(self, scores: Tensor) -> float:
         """Return the share of test images whose largest of (J, K) scores is right, in percent."""
-        return 100 * float((scores.argmax(1) == self.truth).double().mean())
+        return percent_right(scores, self.truth)
 
     def of_heads(self, network: LastStages, seed: int) -> dict[str, float]:
         """Return the accuracy of two heads on the features of a network, which are fitted to stored views."""
@@ -210,7 +210,6 @@ def stored_images(
     weight, bias = fit_heads(staged[given], labels[given], classes, compute_principal_axes(staged[more]), fit)[
         GAUSSIAN_HEAD
     ]
-    right = ((staged[judged] @ weight.T + bias).argmax(1) == labels[judged]).double().mean()
     images = open_images(options.source)
     places = [chosen_rows(images, part, 10_000) for part in ("train", "val", "test") if part in images.declared_splits]
     rows = np.concatenate(places)
@@ -230,7 +229,7 @@ def stored_images(
         truth=labels[judged],
         targets=(staged[more] @ weight.T + bias).softmax(1).float(),
         last=last[np.concatenate([given, more])],
-        first_model=100 * float(right),
+        first_model=percent_right(staged[judged] @ weight.T + bias, labels[judged]),
     )
 
 
