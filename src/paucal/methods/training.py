@@ -161,7 +161,10 @@ def imagenet_alone(model: str, recipe: str) -> str:
     published = [name.partition(".")[2] for name in timm.list_models(f"{model}.*", pretrained=True)]
     config = timm.get_pretrained_cfg(model)
     default = config.tag if config is not None else None
-    matching_tags = [tag for tag in published if _is_imagenet_alone(tag or "")]
+    tag_words = {tag: set(tag.split("_")) for tag in published}
+    matching_tags = [
+        tag for tag, words in tag_words.items() if IMAGENET_WORD in words and not words & EXCLUDED_TAG_WORDS
+    ]
     if not published or (default in matching_tags and TORCHVISION_TAG not in matching_tags):
         return model
     if not matching_tags:
@@ -170,8 +173,3 @@ def imagenet_alone(model: str, recipe: str) -> str:
             f"Choose another --model, use other weights with --model {model}.{default or published[0]}, or give --init."
         )
     return f"{model}.{TORCHVISION_TAG if TORCHVISION_TAG in matching_tags else matching_tags[0]}"
-
-
-def _is_imagenet_alone(tag: str) -> bool:
-    tag_words = set(tag.split("_"))
-    return IMAGENET_WORD in tag_words and not tag_words & EXCLUDED_TAG_WORDS

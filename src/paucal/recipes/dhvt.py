@@ -18,28 +18,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from paucal.recipes.recipe import Recipe, without
+from paucal.recipes.recipe import DEIT_SETTINGS, Recipe, without
 
 _COMMON_SETTINGS: dict[str, Any] = {
+    **DEIT_SETTINGS,
     "method": "supervised",
-    "val_fraction": 0.0,  # all images train, and the weights of the last epoch are used
     "epochs": 300,
     "schedule_epochs": 300,
     "batch_size": 256,
     "warmup_lr": 1e-6,
     "min_lr": 1e-5,
-    "weight_decay": 0.05,
     "clip": 0.0,
     "average": 0.0,  # the authors' code computes a moving average of the weights, but does not use it
-    "label_smoothing": 0.1,
     "drop_path": 0.1,
-    "hflip": 0.5,
-    "rand_augment": "rand-m9-mstd0.5-inc1",
     "repeats": 3,
-    "erase": 0.25,
-    "mixup": 0.8,
-    "cutmix": 1.0,
-    "normalise": "imagenet",
 }
 _CIFAR_SETTINGS = {
     **_COMMON_SETTINGS,

@@ -7,31 +7,23 @@ code, with and without the DrLoc loss. The recipes `swin-imagenet` and `t2t-imag
 from functools import partial
 from typing import Any
 
-from paucal.recipes.recipe import Recipe, without
+from paucal.recipes.recipe import DEIT_SETTINGS, Recipe, without
 
 # Section 4 and appendix of the paper (arXiv:2106.03746); values that the paper does not give are from its code.
 _PAPER_SETTINGS: dict[str, Any] = {
+    **DEIT_SETTINGS,
     "model": "swin_tiny_patch4_window7_224",
     "img_size": [224],
     "method": "drloc",
     "drloc_preset": "paper",
-    "val_fraction": 0.0,  # all images train, and the weights of the last epoch are used
     "epochs": 100,
     "schedule_epochs": 100,
     "batch_size": 128,
     "warmup_epochs": 20.0,
-    "weight_decay": 0.05,
     "clip": 5.0,
     "average": 0.0,
-    "label_smoothing": 0.1,
     "crop": "random-resized",
     "crop_scale": 0.08,
-    "hflip": 0.5,
-    "rand_augment": "rand-m9-mstd0.5-inc1",
-    "erase": 0.25,
-    "mixup": 0.8,
-    "cutmix": 1.0,
-    "normalise": "imagenet",
 }
 # In the code, the 100 epochs are the first third of a cosine schedule over 300 epochs, and the loss differs from the
 # paper's formula.

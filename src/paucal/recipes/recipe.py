@@ -13,6 +13,20 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound="DataclassInstance")
 
 
+# Settings that the trainings of several papers share; the augmentation is DeiT's
+DEIT_SETTINGS: dict[str, Any] = {
+    "val_fraction": 0.0,  # all images train, and the weights of the last epoch are used
+    "weight_decay": 0.05,
+    "label_smoothing": 0.1,
+    "hflip": 0.5,
+    "rand_augment": "rand-m9-mstd0.5-inc1",
+    "erase": 0.25,
+    "mixup": 0.8,
+    "cutmix": 1.0,
+    "normalise": "imagenet",
+}
+
+
 @dataclass(frozen=True)
 class Variant:
     """Settings of a recipe that apply only to some models, and override the recipe's own settings."""

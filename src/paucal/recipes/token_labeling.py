@@ -2,33 +2,27 @@
 
 from typing import Any
 
-from paucal.recipes.recipe import Recipe, Variant, without
+from paucal.recipes.recipe import DEIT_SETTINGS, Recipe, Variant, without
 
 _SOURCE = "arXiv:2104.10858, supplement table 1"
 _COST = "310 epochs at 224 pixels with 1024 images per step; the paper used eight V100"
 # A cosine schedule over 300 epochs, then ten epochs at the lowest rate, which the authors' code calls the cool-down.
 _COMMON_SETTINGS: dict[str, Any] = {
+    **DEIT_SETTINGS,
     "img_size": [224],
-    "val_fraction": 0.0,  # all images train, and the weights of the last epoch are used
     "epochs": 310,
     "schedule_epochs": 300,
     "batch_size": 128,
     "warmup_epochs": 5.0,
     "warmup_lr": 1e-6,
     "min_lr": 1e-5,
-    "weight_decay": 0.05,
     "clip": 0.0,
     "average": 0.99992,
-    "label_smoothing": 0.1,
     "drop_path": 0.1,
     "crop": "random-resized",
     "crop_scale": 0.08,
-    "hflip": 0.5,
-    "rand_augment": "rand-m9-mstd0.5-inc1",
-    "erase": 0.25,
     "mixup": 0.0,
     "cutmix": 0.0,
-    "normalise": "imagenet",
 }
 _LVVIT_SETTINGS = {**_COMMON_SETTINGS, "model": "lvvit_s", "method": "token-labeling"}
 # CaiT as in table 5. timm's CaiT has one rate of stochastic depth for all blocks, and includes layer scale and class

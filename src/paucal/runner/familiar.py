@@ -48,7 +48,10 @@ def load_familiarity(run: RunFolder, model: TrainedModel, console: Console) -> F
         console.say(f"note: images cannot be compared with the training images: {problem}")
         return None
     if familiarity is not None:
-        _store(run.path / FILE_NAME, familiarity, key)
+        tensors = {"features": familiarity.features.contiguous(), "limit": torch.tensor([familiarity.limit])}
+        content = safetensors.torch.save(tensors, metadata={"weights": key})
+        with suppress(OSError):  # the folder may not be writable
+            write_atomically(run.path / FILE_NAME, lambda file: file.write(content))
     return familiarity
 
 
@@ -98,11 +101,3 @@ def _read_stored(path: Path, key: str) -> FamiliarityDetector | None:
     if features.ndim != 2 or not len(features) or limit.numel() != 1:
         return None
     return FamiliarityDetector(features.float(), float(limit))
-
-
-def _store(path: Path, familiarity: FamiliarityDetector, key: str) -> None:
-    """Store the detector in the run folder, or do nothing if the folder cannot be written to."""
-    tensors = {"features": familiarity.features.contiguous(), "limit": torch.tensor([familiarity.limit])}
-    content = safetensors.torch.save(tensors, metadata={"weights": key})
-    with suppress(OSError):
-        write_atomically(path, lambda file: file.write(content))

@@ -28,12 +28,11 @@ from paucal.runner.loggers import Loggers, check_loggers
 from paucal.runner.processes import (
     broadcast_value,
     explain_lost_processes,
-    forget_run_of_children,
     init_launched_group,
     is_rank_zero,
-    pass_run_to_children,
     receive_path,
     run_on_rank_zero,
+    run_passed_to_children,
     send_path,
     tell_others_of_failure,
 )
@@ -226,46 +225,43 @@ def _execute_run(
 ) -> R | Stopped:
     logger_names = setup.settings.logger if is_rank_zero() else None
     resume_command = f"paucal {job.verb} --resume {shlex.quote(run.place)}"
-    pass_run_to_children(run.path)
-    try:
-        with (
-            explain_lost_processes(resume_command),
-            console.logging_to(run.log),
-            Loggers(run, logger_names, console) as loggers,
-        ):
-            if job.needs_preliminary_work(setup):
-                planned_setup = _make_preliminary_steps(job, run, setup, console)
-                if planned_setup is None:
-                    stopped = Stopped(run.path, 0, setup.plan.total_steps, job.verb)
-                    console.say(str(stopped))
-                    return stopped
-                setup = planned_setup
-            loggers.log_settings(setup.settings)
-            messages: list[str] = []
-            # Each round trains one stage. A run has several stages only if the job's listener restarts the run.
-            while True:
-                listener = job.listener(run, setup, console)
-                outcome = _fit_run(job, run, setup, console, listener, callbacks, loggers)
-                if outcome.finished:
-                    result = job.conclude(run, setup, outcome, listener, console)
-                    loggers.finish(result.test_scores, outcome.step)
-                    return result
-                if not broadcast_value(listener.should_restart):
-                    messages = listener.stop_message()
-                    break
-                if outcome.interrupted:
-                    run_on_rank_zero(listener.advance_stage)
-                    # Advancing may have restored an older checkpoint.
-                    outcome = replace(outcome, step=checkpoint_step(run.last))
-                    break
-                loggers.forget_step()
-                setup = _start_next_stage(job, run, setup, listener, console)
-            stopped = Stopped(run.path, outcome.step, (outcome.plan or setup.plan).corrected_total_steps, job.verb)
-            for line in [*messages, str(stopped)]:
-                console.say(line)
-            return stopped
-    finally:
-        forget_run_of_children()
+    with (
+        run_passed_to_children(run.path),
+        explain_lost_processes(resume_command),
+        console.logging_to(run.log),
+        Loggers(run, logger_names, console) as loggers,
+    ):
+        if job.needs_preliminary_work(setup):
+            planned_setup = _make_preliminary_steps(job, run, setup, console)
+            if planned_setup is None:
+                stopped = Stopped(run.path, 0, setup.plan.total_steps, job.verb)
+                console.say(str(stopped))
+                return stopped
+            setup = planned_setup
+        loggers.log_settings(setup.settings)
+        messages: list[str] = []
+        # Each round trains one stage. A run has several stages only if the job's listener restarts the run.
+        while True:
+            listener = job.listener(run, setup, console)
+            outcome = _fit_run(job, run, setup, console, listener, callbacks, loggers)
+            if outcome.finished:
+                result = job.conclude(run, setup, outcome, listener, console)
+                loggers.finish(result.test_scores, outcome.step)
+                return result
+            if not broadcast_value(listener.should_restart):
+                messages = listener.stop_message()
+                break
+            if outcome.interrupted:
+                run_on_rank_zero(listener.advance_stage)
+                # Advancing may have restored an older checkpoint.
+                outcome = replace(outcome, step=checkpoint_step(run.last))
+                break
+            loggers.forget_step()
+            setup = _start_next_stage(job, run, setup, listener, console)
+        stopped = Stopped(run.path, outcome.step, (outcome.plan or setup.plan).corrected_total_steps, job.verb)
+        for line in [*messages, str(stopped)]:
+            console.say(line)
+        return stopped
 
 
 def _make_preliminary_steps(job: Job[S, A, Any], run: RunFolder, setup: A, console: Console) -> A | None:

@@ -97,11 +97,6 @@ def _open_wandb(run: RunFolder, run_id: str | None) -> Logger:
     return WandbLogger(name=name, save_dir=run.path.resolve(), project=project, id=wandb_id, settings=settings)
 
 
-def _log_scores_with_settings(logger: Any, settings: Mapping[str, Any], scores: dict[str, float], step: int) -> None:
-    # TensorBoard shows settings only together with a score, so a run without test images logs its number of steps.
-    logger.log_hyperparams(dict(settings), scores or {"steps": float(step)}, step)
-
-
 def _log_scores(logger: Any, settings: Mapping[str, Any], scores: dict[str, float], step: int) -> None:
     if scores:
         logger.log_metrics(scores, step)
@@ -116,7 +111,10 @@ def _close_wandb(logger: Any, status: str) -> None:
 LOGGER_FUNCTIONS: dict[str, LoggerFunctions] = {
     "tensorboard": LoggerFunctions(
         _open_tensorboard,
-        _log_scores_with_settings,
+        # TensorBoard shows settings only together with a score, so a run without test images logs its number of steps.
+        lambda logger, settings, scores, step: logger.log_hyperparams(
+            dict(settings), scores or {"steps": float(step)}, step
+        ),
         lambda logger, status: logger.finalize(status),
         lambda logger: str(logger.log_dir),
     ),

@@ -100,16 +100,18 @@ def receive_path() -> Path:
     return Path(received[0])
 
 
-def pass_run_to_children(run: Path) -> None:
-    """Store the path of the run folder in an environment variable, for the processes that Lightning will start."""
-    if launcher() is None:
-        os.environ[RUN_VARIABLE] = str(run.resolve())
-
-
-def forget_run_of_children() -> None:
-    """Undo `pass_run_to_children`, so that this process can start another run."""
-    if launcher() is None and int(os.environ.get("LOCAL_RANK", 0)) == 0:
-        os.environ.pop(RUN_VARIABLE, None)
+@contextmanager
+def run_passed_to_children(run: Path) -> Iterator[None]:
+    """Within the block, store the path of the run folder in an environment variable, for Lightning's new processes."""
+    if launcher() is not None:
+        yield
+        return
+    os.environ[RUN_VARIABLE] = str(run.resolve())
+    try:
+        yield
+    finally:
+        if int(os.environ.get("LOCAL_RANK", 0)) == 0:  # so that this process can start another run
+            os.environ.pop(RUN_VARIABLE, None)
 
 
 def broadcast_value(value: T) -> T:

@@ -103,23 +103,21 @@ def _load_tensors(path: Path) -> Any:
         with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as problem:  # torch raises many types of errors for a damaged or hostile file
-        raise UserError(_refusal_message(path, problem)) from problem
-
-
-def _refusal_message(path: Path, problem: Exception) -> str:
-    """Return the message for a file that `torch.load` cannot read or that contains Python objects."""
-    text = str(problem)
-    match = _FORBIDDEN_GLOBAL.search(text)
-    if match or isinstance(problem, pickle.UnpicklingError):
-        reason = (
-            f"contains Python objects ({match[1]})" if match else "is not a weights file, or contains Python objects"
-        )
-        return (
-            f"{str(path)!r} is refused: it {reason} that could run code when opened; give a file that contains only "
-            "tensors, such as a state dict or safetensors."
-        )
-    reason = text.split("\n")[0].split(". ")[0][:200].rstrip(".") or type(problem).__name__
-    return f"{str(path)!r} is damaged, truncated or not a weights file ({reason}): download or save the file again."
+        match = _FORBIDDEN_GLOBAL.search(str(problem))
+        if match or isinstance(problem, pickle.UnpicklingError):
+            content = (
+                f"contains Python objects ({match[1]})"
+                if match
+                else "is not a weights file, or contains Python objects"
+            )
+            raise UserError(
+                f"{str(path)!r} is refused: it {content} that could run code when opened; give a file that contains "
+                "only tensors, such as a state dict or safetensors."
+            ) from problem
+        reason = str(problem).split("\n")[0].split(". ")[0][:200].rstrip(".") or type(problem).__name__
+        raise UserError(
+            f"{str(path)!r} is damaged, truncated or not a weights file ({reason}): download or save the file again."
+        ) from problem
 
 
 def _keep_plain_tensors(value: Any, seen_ids: set[int], depth: int = 0) -> dict[str, Any]:

@@ -148,8 +148,12 @@ def check_ranges(settings: object) -> None:
     for name, item in setting_fields(settings).items():
         value, bounds = getattr(settings, name), item.metadata
         refuse_empty_text(flag(name), value)
-        if isinstance(value, list):
-            _check_entries(name, value, bounds)
+        if isinstance(value, list) and bounds["low"] is not None:
+            for entry in value:
+                if not bounds["low"] <= entry <= bounds["high"]:
+                    raise UserError(
+                        f"{flag(name)} has {entry}, expected whole numbers from {bounds['low']} to {bounds['high']}."
+                    )
         elif isinstance(value, int | float) and not isinstance(value, bool):
             _check_number(name, value, bounds)
     check_size(getattr(settings, "img_size", None))
@@ -169,13 +173,6 @@ def refuse_empty_text(name: str, value: object) -> None:
         if isinstance(text, str) and not text.strip():
             alternative = f", or leave {name} out" if name.startswith("-") else ""
             raise UserError(f"{name} is empty: give a value{alternative}.")
-
-
-def _check_entries(name: str, values: list, bounds: Mapping[str, Any]) -> None:
-    low, high = bounds["low"], bounds["high"]
-    for value in values if low is not None else ():
-        if not low <= value <= high:
-            raise UserError(f"{flag(name)} has {value}, expected whole numbers from {low} to {high}.")
 
 
 def _check_number(name: str, value: float, bounds: Mapping[str, Any]) -> None:

@@ -230,18 +230,14 @@ def advise_on_compile_errors(plan: Plan) -> Iterator[None]:
     except Exception as problem:
         if plan.hardware.compile_backend is None or is_out_of_memory(problem) or not is_compiler_error(problem):
             raise
+        inner = getattr(problem, "inner_exception", problem)
+        lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
+        # Lines after the first are advice for torch's developers.
+        text = shorten(lines[0], MAX_REASON_CHARACTERS) if lines else "no message"
         raise UserError(
-            f"--compile failed with {_error_reason(problem)}: the error is in torch's compiler, not in your data; "
-            "remove --compile."
+            f"--compile failed with {type(inner).__name__} ({text.rstrip('.:')}): the error is in torch's compiler, "
+            "not in your data; remove --compile."
         ) from problem
-
-
-def _error_reason(problem: Exception) -> str:
-    """Return the type of an error and the first line of its text; later lines are advice for torch's developers."""
-    inner = getattr(problem, "inner_exception", problem)
-    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
-    text = shorten(lines[0], MAX_REASON_CHARACTERS) if lines else "no message"
-    return f"{type(inner).__name__} ({text.rstrip('.:')})"
 
 
 @contextmanager

@@ -171,12 +171,13 @@ class ShardedStrategy(ModelParallelStrategy):
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             sharded_state = {
-                number: {name: _shard_moment(value, parameters[number]) for name, value in values.items()}
+                number: {
+                    # Values of another shape than the parameter, such as the step count, are not sharded.
+                    name: shard_like(value, parameters[number])
+                    if isinstance(value, Tensor) and value.shape == parameters[number].shape
+                    else value
+                    for name, value in values.items()
+                }
                 for number, values in state["state"].items()
             }
             optimizer.load_state_dict({**state, "state": sharded_state})
-
-
-def _shard_moment(value: Any, parameter: Tensor) -> Any:
-    """Shard an optimizer value of the parameter's shape; return other values, such as the step count, unchanged."""
-    return shard_like(value, parameter) if isinstance(value, Tensor) and value.shape == parameter.shape else value

@@ -87,10 +87,13 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
     lines = [f"cd {shlex.quote(command.folder)} || exit 1"]
     lines += [f"[ -e {shlex.quote(f'{command.run}/{SUMMARY_FILE}')} ] && exit 0"]
     lines += _begin_or_resume(command, begin, ["paucal"], on_ray)
+    # A unique name of lower-case letters, digits and dashes, which Kubernetes requires
+    slug = re.sub("[^a-z0-9]+", "-", Path(command.run).name.lower()).strip("-")[:20]
+    digest = hashlib.blake2b(command.run.encode(), digest_size=4).hexdigest()
     job = {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": {"name": _job_name(command)},
+        "metadata": {"name": "-".join(part for part in ("paucal", command.verb, slug, digest) if part)},
         "spec": {
             "entrypoint": shlex.join(["bash", "-c", "; ".join(lines)]),  # KubeRay splits and rejoins this text
             "shutdownAfterJobFinishes": True,
@@ -102,13 +105,6 @@ def kuberay_job(command: Command, devices: int, nodes: int, on_gpu: bool) -> str
     for line, meaning in _LINES_TO_CHANGE.items():
         text = re.sub(rf"({re.escape(line)})$", rf"\1  # change: {meaning}", text, flags=re.MULTILINE)
     return text
-
-
-def _job_name(command: Command) -> str:
-    """Return a unique name of lower-case letters, digits and dashes, which Kubernetes requires."""
-    slug = re.sub("[^a-z0-9]+", "-", Path(command.run).name.lower()).strip("-")[:20]
-    digest = hashlib.blake2b(command.run.encode(), digest_size=4).hexdigest()
-    return "-".join(part for part in ("paucal", command.verb, slug, digest) if part)
 
 
 def _begin_or_resume(command: Command, begin: list[str], program: list[str], suffix: Sequence[str] = ()) -> list[str]:
