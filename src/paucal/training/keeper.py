@@ -27,6 +27,10 @@ from paucal.training.stopping import StopSignal
 from paucal.types import UserError
 from paucal.writing import write_atomically
 
+Validate = Callable[[nn.Module, torch.device], Mapping[str, float]]
+EvaluationModel = Callable[[], AbstractContextManager[nn.Module]]
+OnEpoch = Callable[[int, int, Mapping[str, float]], bool | None]
+
 
 class AtomicCheckpoints(CheckpointIO):
     """Writes checkpoints atomically (flushed temporary file, then renamed), and reads only tensors and plain values."""
@@ -50,18 +54,6 @@ def checkpoint_step(path: Path) -> int:
         return int(state["step"])
 
 
-def recount_forward_passes(checkpoint: dict[str, Any], accumulate: int) -> None:
-    """Set Lightning's count of forward passes in a checkpoint to `accumulate` per optimizer step.
-
-    The stored count is wrong if the run is resumed with another number of processes, because the number of forward
-    passes per step may then differ.
-    """
-    counts = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-    added = checkpoint["global_step"] * accumulate - counts["current"]["ready"]
-    for period in ("total", "current"):
-        counts[period] = {name: count + added for name, count in counts[period].items()}
-
-
 def checkpoint_rows(path: Path) -> list[dict[str, float]]:
     """Return the metrics of each epoch before a checkpoint; an empty list if the file does not exist.
 
@@ -72,12 +64,6 @@ def checkpoint_rows(path: Path) -> list[dict[str, float]]:
         return []
     with _keeper_state(path) as state:
         return [dict(row) for row in state["rows"]]
-
-
-def checkpoint_best(path: Path) -> tuple[int, dict[str, float]]:
-    """Return the number of optimizer steps before a checkpoint, and the metrics of the best epoch up to that step."""
-    with _keeper_state(path) as state:
-        return int(state["step"]), dict(state["best"])
 
 
 def checkpoint_changes(path: Path) -> tuple[PlanChange, ...]:
@@ -95,11 +81,6 @@ def _keeper_state(path: Path) -> Iterator[dict[str, Any]]:
         yield load_checkpoint(path)["callbacks"]["RunKeeper"]
     except (KeyError, TypeError, ValueError) as problem:
         raise UserError(f"{str(path)!r} is not a checkpoint of this version of paucal: train again.") from problem
-
-
-Validate = Callable[[nn.Module, torch.device], Mapping[str, float]]
-EvaluationModel = Callable[[], AbstractContextManager[nn.Module]]
-OnEpoch = Callable[[int, int, Mapping[str, float]], bool | None]
 
 
 @dataclass(frozen=True)
@@ -124,24 +105,17 @@ class Records:
     save_model: Callable[[nn.Module], None]
     # Validation and choice of the best epoch; if None, the newest epoch counts as the best
     validation: Validation | None = None
-    # Function called on the first process with (epoch, number of epochs, metrics of the epoch), which may return True
-    # to save a checkpoint and stop the run
+    # The functions below are called on the first process.
+    # Takes (epoch, number of epochs, metrics of the epoch); may return True to save a checkpoint and stop the run
     on_epoch: OnEpoch | None = None
-    # Function called on the first process with the metrics of the initial weights; if None, the initial weights are not
-    # validated
+    # Takes the metrics of the initial weights; if None, these weights are not validated
     on_start: Callable[[Mapping[str, float]], None] | None = None
-    # Function called on the first process with (plan, seconds per step) after the number of steps was corrected
-    on_change: OnChange | None = None
-
-    @property
-    def kept_epochs(self) -> KeptEpochs | None:
-        """The files with the weights of the best epochs; None if only the best epoch's model is kept."""
-        return None if self.validation is None else kept_epochs(self.run, self.validation)
+    on_change: OnChange | None = None  # takes (plan, seconds per step) after the number of steps was corrected
 
 
-def kept_epochs(run: RunFolder, validation: Validation) -> KeptEpochs | None:
+def kept_epochs(run: RunFolder, validation: Validation | None) -> KeptEpochs | None:
     """Return the files with the weights of a run's best epochs; None if only the best epoch's model is kept."""
-    if validation.score is None or validation.keep < 2:
+    if validation is None or validation.score is None or validation.keep < 2:
         return None
     return KeptEpochs(run.last.parent, validation.keep, validation.score, validation.loss)
 
@@ -194,8 +168,8 @@ class RunKeeper(Callback):
             pl_module.meters.load_state_dict(self._meters_state, pl_module.device)
         # The run may have been killed after it saved its best epoch and before it saved the newest checkpoint.
         if self._selects_by_score and self.records.run.best.exists():
-            step, best = checkpoint_best(self.records.run.best)
-            self.best = best if step > self.step else self.best
+            with _keeper_state(self.records.run.best) as state:
+                self.best = dict(state["best"]) if int(state["step"]) > self.step else self.best
         if trainer.is_global_zero:
             # Remove the rows of epochs after the checkpoint, which are trained again.
             if self.rows:
@@ -255,15 +229,13 @@ class RunKeeper(Callback):
         self.rows.append(row)
         if trainer.is_global_zero:
             self.records.run.write_rows(self.rows)
-            if (kept_epochs := self.records.kept_epochs) is not None:
-                kept_epochs.after_epoch(self.rows, model)
+            if (best_epochs := kept_epochs(self.records.run, self.records.validation)) is not None:
+                best_epochs.after_epoch(self.rows, model)
         stop_requested = False
         if self.records.on_epoch is not None and trainer.is_global_zero:
             # The numbers are rounded up, since the last epoch may be incomplete.
-            plan = module.plan
-            epoch, epochs = (
-                math.ceil(steps / plan.steps_per_epoch) for steps in (self.step, plan.corrected_total_steps)
-            )
+            steps = (self.step, module.plan.corrected_total_steps)
+            epoch, epochs = (math.ceil(step / module.plan.steps_per_epoch) for step in steps)
             stop_requested = bool(self.records.on_epoch(epoch, epochs, row))
         self._on_epoch_requested_stop = trainer.strategy.broadcast(stop_requested)
         if self._improves(row):
@@ -285,10 +257,8 @@ class RunKeeper(Callback):
             return True
         if not self.best:
             return validation.floor is None or row[validation.score] > validation.floor
-        return (row[validation.score], -row[validation.loss]) > (
-            self.best[validation.score],
-            -self.best[validation.loss],
-        )
+        ranks = [(metrics[validation.score], -metrics[validation.loss]) for metrics in (row, self.best)]
+        return ranks[0] > ranks[1]
 
     def _save_checkpoint(self, trainer: Trainer, module: TrainingModule) -> None:
         self._meters_state = module.meters.state_dict()
@@ -308,8 +278,14 @@ class RunKeeper(Callback):
         return {name: getattr(self, name) for name in names} | {"meters": self._meters_state, "changes": changes}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Make Lightning continue at the first forward pass of the next step, even if `accumulate` has changed."""
-        recount_forward_passes(checkpoint, pl_module.plan.accumulate)
+        """Make Lightning continue at the first forward pass of the next step.
+
+        Lightning's stored count of passes is wrong if the number of processes, and so `accumulate`, has changed.
+        """
+        counts = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        added = checkpoint["global_step"] * pl_module.plan.accumulate - counts["current"]["ready"]
+        for period in ("total", "current"):
+            counts[period] = {name: count + added for name, count in counts[period].items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of a checkpoint."""
