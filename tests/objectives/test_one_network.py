@@ -23,6 +23,11 @@ def batch(n: int = 6) -> Batch:
     return Batch(torch.arange(n) + 3, [torch.rand(n, 3, side, side, generator=generator) for side in sides])
 
 
+def test_derive_seed__depends_on_all_bits_and_suits_a_generator():
+    assert derive_seed(0, 0) != derive_seed(2**32, 0)
+    assert derive_seed(2**62, 9) < 2**63
+
+
 def test_visreg__hands_the_projected_views_to_its_loss():
     objective = toys.visreg().eval()
     assert isinstance(objective, VisReg)

@@ -13,6 +13,7 @@ from paucal.losses import Similarity, task_weights
 from paucal.types import Progress
 
 Tasks = Literal["view", "view+region"]
+INIT_STD = 0.02  # standard deviation of the initial weights of a head's MLP
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,6 @@ class SelfDistillationOptions:
     def highest_decay(self) -> float:
         """The maximum of the initial and the final weight decay."""
         return max(self.weight_decay, self.weight_decay_end)
-
-
-INIT_STD = 0.02  # standard deviation of the MLP's initial weights
 
 
 class ProjectionHead(nn.Module):

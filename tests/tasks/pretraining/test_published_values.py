@@ -11,7 +11,7 @@ from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.self_distillation import _loss_options
 from paucal.recipes.esvit import RECIPES
 from paucal.rules.resolve import DataAndMachine
-from paucal.tasks.pretraining.assembly import make_crop_groups
+from paucal.tasks.pretraining.assembly import make_crop_groups, timm_name
 from paucal.types import height_and_width
 from tasks.pretraining.short_runs import StopAfter, start
 
@@ -163,6 +163,11 @@ def test_model__is_one_for_all_images_that_are_brought_to_one_size(sides, size):
     for side in sides:
         settings, _ = resolve(PretrainSettings(), DataAndMachine(9000, 0, side, device="cpu"))
         assert (settings.model, settings.img_size) == ("vit_mini", [size])
+
+
+def test_timm_name__is_that_of_a_swin_which_timm_has():
+    assert timm_name("esvit_swin_tiny_patch4_window7_224") == "swin_tiny_patch4_window7_224"
+    assert timm_name("esvit_cvt_tiny") == "esvit_cvt_tiny"
 
 
 def test_preset__of_the_program_decays_tables_beside_any_recipe():

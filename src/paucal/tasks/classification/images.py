@@ -41,6 +41,7 @@ from paucal.wording import counted
 MIN_PER_CLASS = 10  # with fewer images per class, a test split is too small for a useful score
 MAX_READING_SECONDS = 5.0  # maximum time for reading files to find copies, so that the run starts soon
 FINDINGS_FILE = "check.json"
+MAX_UNLABELLED = 5000  # maximum number of unlabelled images; more images take longer, and showed no further gain
 
 
 def too_few_for_test(settings: TrainSettings, images: ImageSet) -> bool:
@@ -110,9 +111,6 @@ def _file_digests(images: ImageSet) -> list[bytes] | None:
     return digests
 
 
-MAX_IMAGES = 5000  # maximum number of unlabelled images; more images take longer, and showed no further gain
-
-
 def open_unlabelled(settings: TrainSettings) -> ImageSet:
     """Open the images of `--unlabelled` except test images, without reading pixels."""
     images = open_undecoded(_data_settings(settings), labelled=False)
@@ -132,7 +130,7 @@ def open_unlabelled(settings: TrainSettings) -> ImageSet:
 
 def read_unlabelled(settings: TrainSettings, data: SplitImages, max_images: int, console: Console) -> ImageSet:
     """Decode at most `max_images` unlabelled images; leave out copies of each other and of the run's images."""
-    images, max_images = open_unlabelled(settings), min(max_images, MAX_IMAGES)
+    images, max_images = open_unlabelled(settings), min(max_images, MAX_UNLABELLED)
     if len(images) > max_images:
         console.say(f"note: {max_images} of the {len(images)} images without labels are used")
         images = images.select(evenly_spaced(len(images), max_images))

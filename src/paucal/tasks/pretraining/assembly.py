@@ -229,12 +229,7 @@ def with_esvit_padding(settings: PretrainSettings) -> tuple[PretrainSettings, li
 
 
 def timm_name(name: str) -> str:
-    """Return timm's name of a Swin variant that EsViT builds; other names are returned unchanged.
-
-    Example:
-        >>> timm_name("esvit_swin_tiny_patch4_window7_224"), timm_name("esvit_cvt_tiny")
-        ('swin_tiny_patch4_window7_224', 'esvit_cvt_tiny')
-    """
+    """Return timm's name of a Swin variant that EsViT builds; other names are returned unchanged."""
     is_esvit_swin = name.startswith(f"{ESVIT_PREFIX}swin_") and name in timm.list_models()
     return name.removeprefix(ESVIT_PREFIX) if is_esvit_swin else name
 

@@ -11,7 +11,7 @@ import torch
 from paucal.evaluation.predictions import Predictions
 from paucal.methods.training_settings import TrainSettings
 from paucal.tasks.classification.auto_tune import tuning
-from paucal.tasks.classification.auto_tune.auto_tune import long_run_schedule
+from paucal.tasks.classification.auto_tune.auto_tune import _describe_length, long_run_schedule
 from paucal.tasks.classification.auto_tune.record import EvaluatedModel, TuneRecord, calibrated_losses, is_better
 from paucal.tasks.classification.auto_tune.trials import FAILED_LOSS, TuningPreset, best_trial_index, presets_for
 from paucal.tasks.classification.auto_tune.tuning import UNTRIED_SUFFIX, CostEstimate, choose_preset, equalise_trials
@@ -105,6 +105,11 @@ def test_trials__have_as_many_steps_as_take_the_same_time():
     # Where 300 seconds fit, none takes more than the slowest one's epoch of 80 seconds.
     costs = [CostEstimate([224], epoch, steps) for epoch, steps in ((20.0, 600), (40.0, 300), (80.0, 150))]
     assert [cost.steps for cost in equalise_trials(costs, 40)] == [160, 80, 40]
+
+
+def test_length__is_described_with_what_limits_it():
+    assert _describe_length(4, 30.0, 125.0, 60) == "4 epochs of 30 s each fit in the time"
+    assert _describe_length(1, 60.0, 50.0, 60) == "part of an epoch of 1 min fits in the time"
 
 
 def test_presets__tune_norms_and_biases_alone_of_transformers_and_not_of_batch_norm_networks():

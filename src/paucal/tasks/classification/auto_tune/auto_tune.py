@@ -170,12 +170,7 @@ def _store_run_length(
 
 
 def _describe_length(epochs: int, epoch_seconds: float, seconds_left: float, max_epochs: int) -> str:
-    """Describe the length of a run: the number of epochs, the time per epoch, and what limits the number.
-
-    Example:
-        >>> _describe_length(4, 30.0, 125.0, 60), _describe_length(1, 60.0, 50.0, 60)
-        ('4 epochs of 30 s each fit in the time', 'part of an epoch of 1 min fits in the time')
-    """
+    """Describe the length of a run: the number of epochs, the time per epoch, and what limits the number."""
     if epochs == 1:
         amount = "one" if epoch_seconds <= seconds_left else "part of an"
         return f"{amount} epoch of {format_duration(epoch_seconds)} fits in the time"

@@ -41,7 +41,12 @@ from paucal.tasks.classification.auto_tune.unlabelled_head import (
     make_base_fit,
 )
 from paucal.tasks.classification.frozen_views import max_activation_bytes
-from paucal.tasks.classification.images import MAX_IMAGES, as_training_split, read_unlabelled, store_unlabelled_list
+from paucal.tasks.classification.images import (
+    MAX_UNLABELLED,
+    as_training_split,
+    read_unlabelled,
+    store_unlabelled_list,
+)
 from paucal.types import UserError
 from paucal.wording import counted, format_duration, percent
 
@@ -126,7 +131,7 @@ def _select_images(state: TuneState, first: FittedHead) -> tuple[ImageSet, Tenso
 
     The frozen outputs are those of the stages that tuning will leave frozen; None if these are not needed or stored.
     """
-    setup, console, max_images = state.setup, state.console, MAX_IMAGES
+    setup, console, max_images = state.setup, state.console, MAX_UNLABELLED
     if state.record.budget and _is_tuned(setup) and has_many_labels(setup):
         raise UserError(
             f"the images without labels are not read: with {MANY_LABELS_PER_CLASS} or more labelled images per class "
