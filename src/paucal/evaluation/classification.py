@@ -35,7 +35,6 @@ def classification_report(
     *,
     seed: int = 0,
     n_bootstrap: int = 1000,
-    level: float = 0.95,
 ) -> ClassificationReport:
     """Score a classifier's predictions, with confidence intervals that reflect the choice of test images.
 
@@ -55,8 +54,8 @@ def classification_report(
 
     The labels of the training images determine the majority class. If they are None, the test images do.
     """
-    if n_bootstrap < 2 or not 0 < level < 1:
-        raise ValueError(f"expected n_bootstrap >= 2 and level in (0, 1), got {n_bootstrap} and {level}")
+    if n_bootstrap < 2:
+        raise ValueError(f"expected n_bootstrap >= 2, got {n_bootstrap}")
     _check_predictions(predictions, classes)
     cell_indices = len(classes) * predictions.labels + predictions.predicted
     confusion = cell_indices.bincount(minlength=len(classes) ** 2).view(len(classes), -1).numpy()
@@ -66,12 +65,13 @@ def classification_report(
     class_fractions = predictions.labels.bincount(minlength=len(classes)).double() / len(predictions)
     # If several classes are tied, the class that gives the strongest baseline is chosen.
     majority = max(most_frequent, key=lambda label: float(class_fractions[label]))
+    bootstrap = Bootstrap(seed, n_bootstrap, groups=predictions.groups)
     return ClassificationReport(
         len(predictions),
-        level,
-        _scores_with_intervals(predictions, Bootstrap(seed, n_bootstrap, level, groups=predictions.groups)),
+        bootstrap.level,
+        _scores_with_intervals(predictions, bootstrap),
         Majority(classes[majority], float(class_fractions[majority]), train_labels is not None, len(most_frequent)),
-        _class_rows(predictions, confusion, classes, level),
+        _class_rows(predictions, confusion, classes),
         confusion.tolist(),
         groups=predictions.n_groups,
     )
@@ -108,7 +108,7 @@ def _check_predictions(predictions: Predictions, classes: Sequence[str]) -> None
 
 def _scores_with_intervals(predictions: Predictions, bootstrap: Bootstrap) -> dict[str, Score]:
     labels, is_correct = predictions.labels, predictions.predicted == predictions.labels
-    n_images, n_classes, level = len(predictions), predictions.logits.shape[1], bootstrap.level
+    n_images, n_classes = len(predictions), predictions.logits.shape[1]
     losses = F.cross_entropy(predictions.logits, labels, reduction="none")
     measures: dict[str, Measure] = {"balanced_accuracy": mean_per_class(is_correct.numpy(), labels.numpy(), n_classes)}
     if n_classes == 2 and len(labels.unique()) == 2:
@@ -116,25 +116,23 @@ def _scores_with_intervals(predictions: Predictions, bootstrap: Bootstrap) -> di
     measures["macro_f1"] = macro_f1(labels.numpy(), predictions.predicted.numpy(), n_classes)
     measures["calibration_error"] = calibration_error(predictions)
     measures["loss"] = Mean(losses.double().numpy())
-    scores = {"top1": proportion_score(is_correct.numpy(), level, predictions.groups)}
+    scores = {"top1": proportion_score(is_correct.numpy(), groups=predictions.groups)}
     if n_classes > 5:
-        top_classes = predictions.logits.topk(5, dim=1).indices
-        scores["top5"] = proportion_score((top_classes == labels[:, None]).any(1).numpy(), level, predictions.groups)
+        is_in_top_5 = (predictions.logits.topk(5, dim=1).indices == labels[:, None]).any(1)
+        scores["top5"] = proportion_score(is_in_top_5.numpy(), groups=predictions.groups)
     for name, draws in zip(measures, bootstrap.scores([*measures.values()], n_images), strict=True):
         with_interval = mirrored_percentile if name in BIASED_SCORES else percentile
-        scores[name] = with_interval(value_of(measures[name], n_images), draws, level)
+        scores[name] = with_interval(value_of(measures[name], n_images), draws)
     return scores
 
 
-def _class_rows(
-    predictions: Predictions, confusion: np.ndarray, classes: Sequence[str], level: float
-) -> list[ClassRow]:
+def _class_rows(predictions: Predictions, confusion: np.ndarray, classes: Sequence[str]) -> list[ClassRow]:
     labels, predicted_labels, groups = predictions.labels.numpy(), predictions.predicted.numpy(), predictions.groups
 
     def recall(label: int) -> Score:
         is_class = labels == label
         is_found = predicted_labels[is_class] == label
-        return proportion_score(is_found, level, None if groups is None else groups[is_class])
+        return proportion_score(is_found, groups=None if groups is None else groups[is_class])
 
     columns = confusion.diagonal().tolist(), confusion.sum(1).tolist(), confusion.sum(0).tolist()
     rows = []

@@ -52,7 +52,8 @@ def test_nearest__equals_the_full_matrix_whatever_the_chunks(monkeypatch):
     full = (F.normalize(test, dim=1) @ F.normalize(train, dim=1).T).topk(25)
     for rows, chunk in ((1 << 14, 1 << 24), (64, 128), (7, 7), (300, 1)):
         monkeypatch.setattr(knn, "TRAIN_ROWS_PER_CHUNK", rows)
-        values, index = nearest(train, test, 25, chunk)
+        monkeypatch.setattr(knn, "MAX_SIMILARITIES", chunk)
+        values, index = nearest(train, test, 25)
         torch.testing.assert_close(values, full.values)
         assert torch.equal(index, full.indices)
 

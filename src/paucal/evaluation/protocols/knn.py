@@ -51,11 +51,11 @@ def clamp_neighbours(neighbours: Sequence[int], n_train: int) -> list[int]:
     return sorted({min(k, n_train) for k in neighbours})
 
 
-def nearest(train: Tensor, test: Tensor, k: int, chunk: int = MAX_SIMILARITIES) -> tuple[Tensor, Tensor]:
+def nearest(train: Tensor, test: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k training rows with the highest cosine similarity to each test row, in descending order.
 
-    If cosine similarities are equal, the earlier training row comes first, whatever the value of `chunk`, the largest
-    number of similarities in memory. Returns (M, k) float32 cosines and (M, k) int64 rows of `train`, with k <= N.
+    If cosine similarities are equal, the earlier training row comes first. Returns (M, k) float32 cosines and (M, k)
+    int64 rows of `train`, with k <= N.
     """
     device, queries = test.device, _normalise(test)
     best = torch.full((len(test), 0), -torch.inf, device=device)
@@ -64,7 +64,7 @@ def nearest(train: Tensor, test: Tensor, k: int, chunk: int = MAX_SIMILARITIES) 
         keys = _normalise(train[start : start + TRAIN_ROWS_PER_CHUNK].to(device))
         n_kept = min(k, best.shape[1] + len(keys))
         new_best, new_rows = best.new_empty(len(test), n_kept), rows.new_empty(len(test), n_kept)
-        n_queries = max(1, chunk // len(keys))
+        n_queries = max(1, MAX_SIMILARITIES // len(keys))
         for first in range(0, len(test), n_queries):
             part = slice(first, first + n_queries)
             new_best[part], new_rows[part] = _keep_best(best[part], rows[part], queries[part] @ keys.T, start, n_kept)
