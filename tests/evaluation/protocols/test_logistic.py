@@ -91,13 +91,11 @@ def sweep(score) -> SearchResult:
     return SearchResult(max(scores, key=lambda position: (scores[position], position)), scores)
 
 
-def test_selected__takes_the_grids_best_lambda_and_refits_on_both_parts(monkeypatch):
+def test_selected__takes_the_grids_best_lambda_and_refits_on_both_parts():
     train, val = blobs(60, 20, spread=1.5), blobs(600, 20, spread=1.5, seed=1)
     judged = fit_selected(train, val, 3)
     assert judged.fits <= 16
-    with monkeypatch.context() as patch:
-        patch.setattr("paucal.evaluation.protocols.logistic.search_strength", sweep)
-        full = fit_selected(train, val, 3)
+    full = fit_selected(train, val, 3, search=sweep)
     assert full.fits == 98
     best = max(full.search.scores.values())
     assert judged.search.scores[judged.search.best] >= best - 0.005  # accuracy has steps, so not every peak is one

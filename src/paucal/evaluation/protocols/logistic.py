@@ -230,6 +230,7 @@ def fit_selected(
     n_classes: int,
     metric: MetricName = "accuracy",
     solver: SolverSettings = DEFAULT_SOLVER,
+    search: Callable[[Callable[[float], float]], SearchResult] = search_strength,
     both: tuple[Tensor, Tensor] | None = None,
 ) -> SelectedClassifier:
     """Select lambda on the validation images by `metric`, then fit to training and validation images together.
@@ -245,7 +246,7 @@ def fit_selected(
     def score(strength: float) -> float:
         return validation_score(fit_logistic(*train, n_classes, strength, solver), *val, metric)
 
-    result = search_strength(score)
+    result = search(score)
     if both is None:
         both = torch.cat([train[0], val[0]]), torch.cat([train[1], val[1]])
     classifier = fit_logistic(*both, n_classes, result.strength, solver)

@@ -158,7 +158,11 @@ def _global_groups(weights: Tensor, call: AttentionCall, images: Tensor) -> Atte
     suffix, pools_queries = layout.suffix(layer), layout.pools == "queries"
     size = (images.shape[-2], images.shape[-1])
     queries, keys = weights.shape[2], weights.shape[3]
-    counts = _token_counts(inputs)
+    counts: tuple[int, ...] = ()  # possible numbers of tokens of a (B, N, C), (B, H, W, C) or (B, C, H, W) input
+    if inputs.ndim == 3:
+        counts = (inputs.shape[1],)
+    elif inputs.ndim == 4:
+        counts = (inputs.shape[1] * inputs.shape[2], inputs.shape[2] * inputs.shape[3])
     if not pools_queries and queries - len(suffix) not in counts and not (queries == 1 and keys in counts):
         return None
     if queries not in (1, keys) and layout.pools == "nothing":
@@ -173,13 +177,6 @@ def _global_groups(weights: Tensor, call: AttentionCall, images: Tensor) -> Atte
     return AttentionGroups(
         tokens, key_tokens, *(torch.arange(count, device=weights.device)[None] for count in (queries, keys))
     )
-
-
-def _token_counts(inputs: Tensor) -> tuple[int, ...]:
-    """Return the possible numbers of tokens of a (B, N, C), (B, H, W, C) or (B, C, H, W) input."""
-    if inputs.ndim == 3:
-        return (inputs.shape[1],)
-    return (inputs.shape[1] * inputs.shape[2], inputs.shape[2] * inputs.shape[3]) if inputs.ndim == 4 else ()
 
 
 def tokens_of(
