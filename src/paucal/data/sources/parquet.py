@@ -51,7 +51,7 @@ PARQUET_SUFFIXES = (".parquet", ".pq", ".arrow")
 
 
 def find_parquet(folder: Path) -> list[Path]:
-    """Return the Parquet, or else Arrow files of a folder, its `data/`, folders of splits or only subfolder; or []."""
+    """Return the Parquet (else Arrow) files in a folder, its `data/`, its folders of splits or its only subfolder."""
     for suffix in (PARQUET_SUFFIX, ARROW_SUFFIX):
         files_here, files_in_data, files_below = (
             sorted(path for path in folder.glob(pattern) if not _is_in_ignored(path.relative_to(folder)))

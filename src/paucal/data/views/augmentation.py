@@ -73,7 +73,7 @@ class Augmentation:
 def build_rand_augment(
     augmentation: Augmentation, size: tuple[int, int], normalisation: Normalisation
 ) -> RandAugment | None:
-    """Build RandAugment as timm does, filling with the mean colour; None if off; without colours unless RGB."""
+    """Build RandAugment as timm does, or return None if it is off; colour operations are for RGB images only."""
     description = augmentation.rand_augment
     if description is None:
         return None
