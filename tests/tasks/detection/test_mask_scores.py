@@ -188,5 +188,5 @@ def test_pictures__mix_half_a_colour_into_the_pixels_of_a_mask():
         assert inside == pytest.approx([(100 + one) / 2 for one in colour], abs=2)
         assert picture.getpixel((round(30 * factor), round(80 * factor))) == (100, 100, 100)
     weak = Detections(box, np.asarray([0.1], np.float32), label, runs([mask]))
-    untouched = draw_detections(Image.new("RGB", (160, 120), (100, 100, 100)), weak, NAMES)
+    untouched = draw_detections(Image.new("RGB", (160, 120), (100, 100, 100)), weak, NAMES, nothing)
     assert untouched.getpixel((60, 80)) == (100, 100, 100)

@@ -205,18 +205,15 @@ class _FileReader:
                 f"a box of the category {row.get('category_id')!r}, expected one of {expected}: add the category, or "
                 "correct the box"
             )
-        outline = row.get("segmentation")
-        crowd = bool(_finite_number(row.get("iscrowd")) or 0)
-        images[image_id].add(categories[category_id], self._read_box(row.get("bbox"), outline), outline, crowd)
-
-    def _read_box(self, box: Any, outline: Any) -> Corners:
-        """Return a "bbox" as left, top, right, bottom; without a "bbox", return the box around the outline."""
-        if not box and outline and (outline_box := _box_of_outline(outline)) is not None:
-            return outline_box
-        if not are_numbers(box, 4):
-            raise self._error(f"a 'bbox' {short_repr(box)}, expected left, top, width and height: correct the box")
-        left, top, width, height = (float(n) for n in box)
-        return left, top, left + width, top + height
+        outline, stated_box = row.get("segmentation"), row.get("bbox")
+        box = _box_of_outline(outline) if outline and not stated_box else None
+        if box is None:
+            if not are_numbers(stated_box, 4):
+                problem = f"a 'bbox' {short_repr(stated_box)}, expected left, top, width and height"
+                raise self._error(f"{problem}: correct the box")
+            left, top, width, height = (float(n) for n in stated_box)
+            box = left, top, left + width, top + height
+        images[image_id].add(categories[category_id], box, outline, bool(_finite_number(row.get("iscrowd")) or 0))
 
 
 def _normalise_id(value: Any) -> int | str | None:

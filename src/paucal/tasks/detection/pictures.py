@@ -28,26 +28,20 @@ WIDTH_PER_FONT_SIZE = TILE_WIDTH / 11  # ratio of the width of an image to the f
 MAX_CURVES = 20  # maximum number of classes in a plot of precision over recall
 
 
-def draw_detections(
-    image: Image.Image,
-    detections: Detections,
-    classes: Sequence[str],
-    truth: Boxes | None = None,
-    min_score: float = MIN_SHOWN_SCORE,
-) -> Image.Image:
+def draw_detections(image: Image.Image, detections: Detections, classes: Sequence[str], truth: Boxes) -> Image.Image:
     """Return a copy of an image with the detections drawn on it, with half-transparent masks.
 
-    The annotated objects in `truth` are drawn as thin white boxes. If `truth` is given, detections are in pixels of the
-    annotated image (`truth.size`), and `image` may be smaller. Otherwise, detections are in pixels of `image`.
+    The annotated objects in `truth` are drawn as thin white boxes. Detections are in pixels of the annotated image
+    (`truth.size`), and `image` may be smaller.
     """
     picture = image.convert("RGB")
-    scale = 1.0 if truth is None else picture.width / truth.size[1]
-    visible = detections.with_min_score(min_score)
+    scale = picture.width / truth.size[1]
+    visible = detections.with_min_score(MIN_SHOWN_SCORE)
     for mask, label in zip(visible.masks or (), visible.labels.tolist(), strict=False):
         blend_mask(picture, unpack_mask(mask), COLOURS[label % len(COLOURS)])
     draw = _drawing_context(picture)
     width = max(1, round(picture.width / 300))
-    for corners in [] if truth is None else truth.corners:
+    for corners in truth.corners:
         draw.rectangle([float(value) * scale for value in corners], outline=TRUTH_COLOUR, width=1)
     for corners, score, label in zip(visible.boxes, visible.scores, visible.labels.tolist(), strict=True):
         text, colour = f"{classes[label]} {score:.2f}", COLOURS[label % len(COLOURS)]
@@ -105,9 +99,9 @@ def make_contact_sheet(pictures: Sequence[Image.Image], captions: Sequence[str] 
     return page
 
 
-def count_mistakes(detections: Detections, truth: Boxes, min_score: float = MIN_SHOWN_SCORE) -> tuple[int, int]:
+def count_mistakes(detections: Detections, truth: Boxes) -> tuple[int, int]:
     """Return the numbers of missed objects and of false positives in an image, at an IoU threshold of 0.5."""
-    confident = detections.with_min_score(min_score)
+    confident = detections.with_min_score(MIN_SHOWN_SCORE)
     missed = false = 0
     for label in np.union1d(confident.labels, truth.labels):
         detected, annotated = confident.labels == label, truth.labels == label

@@ -32,19 +32,12 @@ class UperHead(nn.Module):
         torch.Size([1, 5, 16, 24])
     """
 
-    def __init__(
-        self,
-        channels: Sequence[int],
-        n_classes: int,
-        width: int = 512,
-        dropout: float = 0.1,
-        pooled: Sequence[int] = POOLED_SIDES,
-    ) -> None:
+    def __init__(self, channels: Sequence[int], n_classes: int, width: int = 512, dropout: float = 0.1) -> None:
         super().__init__()
         if len(channels) < 2:
             raise ValueError(f"a pyramid needs two maps or more, got {len(channels)}")
         *finer_channels, deepest = channels
-        self.pool = PyramidPooling(deepest, width, pooled)
+        self.pool = PyramidPooling(deepest, width)
         self.laterals = nn.ModuleList(conv_bn_relu(n, width, 1) for n in finer_channels)
         self.smooth = nn.ModuleList(conv_bn_relu(width, width, 3) for _ in finer_channels)
         self.fuse = conv_bn_relu(len(channels) * width, width, 3)

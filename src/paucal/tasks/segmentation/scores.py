@@ -111,13 +111,13 @@ class SegmentationReport:
         }
 
 
-def count_image_pixels(index: int, probabilities: Tensor, mask: Tensor, ignored: int = 255) -> PixelCounts:
-    """Count an image's pixels by prediction, from (K, H, W) probabilities, and by label, except `ignored` pixels."""
+def count_image_pixels(index: int, probabilities: Tensor, mask: Tensor) -> PixelCounts:
+    """Count an image's labelled pixels by prediction, from (K, H, W) probabilities, and by label in the (H, W) mask."""
     labels = mask.to(probabilities.device).long()
     confusion = multiclass_confusion_matrix(
-        probabilities.argmax(0), labels, num_classes=len(probabilities), ignore_index=ignored, validate_args=False
+        probabilities.argmax(0), labels, num_classes=len(probabilities), ignore_index=IGNORED, validate_args=False
     )
-    labelled = labels != ignored
+    labelled = labels != IGNORED
     label_probabilities = probabilities.gather(0, labels.masked_fill(~labelled, 0)[None])[0]
     loss = -label_probabilities[labelled].clamp(min=torch.finfo(label_probabilities.dtype).tiny).log().double().sum()
     return PixelCounts(index, confusion.cpu().numpy().astype(np.int64), float(loss))
@@ -142,9 +142,8 @@ def count_pixels(
         for index in map(int, list(indices)[rank() :: world_size()]):
             image = normalisation.apply(data.images.store.read(index)).to(device)
             probabilities = pixel_probabilities(network, image, options)
-            pixel_counts.append(
-                count_image_pixels(index, probabilities, torch.from_numpy(data.masks.read(index)), IGNORED)
-            )
+            mask = torch.from_numpy(data.masks.read(index))
+            pixel_counts.append(count_image_pixels(index, probabilities, mask))
             on_image(index, probabilities)
     if world_size() == 1:
         return pixel_counts
