@@ -2,8 +2,9 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import PurePosixPath
 
 from paucal.data.masks.naming import (
@@ -293,15 +294,24 @@ def match_masks_by_class(
     or the file name in a folder for each image (`1/cat.png`), in the same way for all masks. The result is None if
     masks are not named after classes.
     """
-    for match in (_match_by_folder, _match_by_ending, _match_by_name):
-        matched_masks = match(images, masks)
-        if matched_masks is None or not _are_plausible_classes(matched_masks.values()):
+    image_keys = {(image.folders, fold_name(image.stem)): image.key for image in images}
+    keys_by_folders: dict[Folders, list[str]] = defaultdict(list)
+    for image in images:
+        for folders in {image.folders, (*image.folders, fold_name(image.stem))}:
+            keys_by_folders[folders].append(image.key)
+    for find in (
+        partial(_find_by_folder, image_keys=image_keys),
+        partial(_find_by_ending, image_keys=image_keys),
+        partial(_find_by_name, keys_by_folders=keys_by_folders),
+    ):
+        matches = {mask.key: match for mask in masks if (match := find(mask)) is not None}
+        if len(matches) < len(masks) or not _are_plausible_classes(matches.values()):
             continue
         masks_by_image: dict[str, list[str]] = defaultdict(list)
-        for key, (image, _) in sorted(matched_masks.items(), key=lambda item: item[1][1]):
-            masks_by_image[image].append(key)
+        for key, (image_key, _) in sorted(matches.items(), key=lambda item: item[1][1]):
+            masks_by_image[image_key].append(key)
         unmatched_images = [image.key for image in images if image.key not in masks_by_image]
-        return Matches(dict(masks_by_image), unmatched_images), {key: name for key, (_, name) in matched_masks.items()}
+        return Matches(dict(masks_by_image), unmatched_images), {key: name for key, (_, name) in matches.items()}
     return None
 
 
@@ -316,57 +326,28 @@ def _are_plausible_classes(pairs: Iterable[ImageAndClass]) -> bool:
     return 2 <= len(images_by_name) <= MAX_CLASS_NAMES and is_once_per_image and not has_similar_names and not decoys
 
 
-def _keys_by_name(images: Sequence[NormalisedFile]) -> dict[tuple[Folders, str], str]:
-    return {(image.folders, fold_name(image.stem)): image.key for image in images}
+def _find_by_folder(mask: NormalisedFile, image_keys: Mapping[tuple[Folders, str], str]) -> ImageAndClass | None:
+    folder_splits = [(mask.folders[:n] + mask.folders[n + 1 :], mask.folders[n]) for n in range(len(mask.folders))]
+    matches = [(image_keys.get((folders, fold_name(mask.stem))), name) for folders, name in folder_splits]
+    matches = [(image, name) for image, name in matches if image is not None]
+    if len(matches) != 1:
+        return None
+    image, name = matches[0]
+    spellings = [part for part in PurePosixPath(mask.key).parts[:-1] if fold_name(part) == name]
+    return image, [name, *spellings][-1]
 
 
-def _match_by_folder(
-    images: Sequence[NormalisedFile], masks: Sequence[NormalisedFile]
-) -> dict[str, ImageAndClass] | None:
-    image_keys = _keys_by_name(images)
-    matches_by_mask: dict[str, ImageAndClass] = {}
-    for mask in masks:
-        folder_splits = [(mask.folders[:n] + mask.folders[n + 1 :], mask.folders[n]) for n in range(len(mask.folders))]
-        matches = [(image_keys.get((folders, fold_name(mask.stem))), name) for folders, name in folder_splits]
-        matches = [(image, name) for image, name in matches if image is not None]
-        if len(matches) != 1:
-            return None
-        image, name = matches[0]
-        spellings = [part for part in PurePosixPath(mask.key).parts[:-1] if fold_name(part) == name]
-        matches_by_mask[mask.key] = image, [name, *spellings][-1]
-    return matches_by_mask
+def _find_by_ending(mask: NormalisedFile, image_keys: Mapping[tuple[Folders, str], str]) -> ImageAndClass | None:
+    splits = [(mask.stem[: gap.start()], mask.stem[gap.end() :]) for gap in _SEPARATORS.finditer(mask.stem)]
+    pairs = ((image_keys.get((mask.folders, fold_name(base))), ending) for base, ending in reversed(splits))
+    image, ending = next((pair for pair in pairs if pair[0]), ("", ""))
+    name = _class_name(ending)
+    return (image, name) if image and name else None
 
 
-def _match_by_ending(
-    images: Sequence[NormalisedFile], masks: Sequence[NormalisedFile]
-) -> dict[str, ImageAndClass] | None:
-    image_keys = _keys_by_name(images)
-    matches_by_mask: dict[str, ImageAndClass] = {}
-    for mask in masks:
-        splits = [(mask.stem[: gap.start()], mask.stem[gap.end() :]) for gap in _SEPARATORS.finditer(mask.stem)]
-        pairs = ((image_keys.get((mask.folders, fold_name(base))), ending) for base, ending in reversed(splits))
-        image, ending = next((pair for pair in pairs if pair[0]), ("", ""))
-        name = _class_name(ending)
-        if not image or not name:
-            return None
-        matches_by_mask[mask.key] = image, name
-    return matches_by_mask
-
-
-def _match_by_name(
-    images: Sequence[NormalisedFile], masks: Sequence[NormalisedFile]
-) -> dict[str, ImageAndClass] | None:
-    keys_by_folders: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for image in images:
-        for folders in {image.folders, (*image.folders, fold_name(image.stem))}:
-            keys_by_folders[folders].append(image.key)
-    matches_by_mask: dict[str, ImageAndClass] = {}
-    for mask in masks:
-        keys, name = keys_by_folders.get(mask.folders, []), _class_name(mask.stem)
-        if len(keys) != 1 or not mask.folders or not name:
-            return None
-        matches_by_mask[mask.key] = keys[0], name
-    return matches_by_mask
+def _find_by_name(mask: NormalisedFile, keys_by_folders: Mapping[Folders, Sequence[str]]) -> ImageAndClass | None:
+    keys, name = keys_by_folders.get(mask.folders, []), _class_name(mask.stem)
+    return (keys[0], name) if len(keys) == 1 and mask.folders and name else None
 
 
 def _class_name(text: str) -> str:
