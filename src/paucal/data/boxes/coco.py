@@ -247,10 +247,7 @@ def _box_of_outline(outline: Any) -> Corners | None:
 
 
 def _merge_class_numbers(mappings: Sequence[Mapping[str, int]], tree: Tree) -> dict[str, int]:
-    """Return one mapping from class names to numbers for all files, given the mapping of each file.
-
-    If mappings conflict and each mapping numbers its classes from 1, the classes are renumbered.
-    """
+    """Return one mapping from class names to numbers for all files; renumber conflicting mappings that count from 1."""
     merged: dict[str, int] = {}
     for mapping in mappings:
         for name, number in mapping.items():

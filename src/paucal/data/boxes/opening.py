@@ -203,10 +203,7 @@ def root_of_set(file: str) -> str:
 
 
 def _read_preferred_layout(groups: Sequence[AnnotationFiles], tree: Tree) -> AnnotationSet:
-    """Read the annotation files in all layouts, and return the content of the layout with the most images.
-
-    Invalid files are refused only in the first layout.
-    """
+    """Read all layouts, and return the content of the one with the most images; only the first must be valid."""
     annotations: dict[str, AnnotationSet] = {}
     notes: list[str] = []
     for group in groups:

@@ -20,10 +20,7 @@ _GAP_BEFORE_ANNOTATION = re.compile(r"\s+(?=\S.*\.(?:xml|json|txt)$)", re.IGNORE
 
 
 def assign_splits(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
-    """Assign splits to images: by the annotation files, else by list files, else by the folders of the images.
-
-    If any image belongs to a split, images without a split are left out, with a note.
-    """
+    """Assign splits by annotation files, list files or folders; images without one are left out if others have one."""
     images, notes = annotations.images, list(annotations.notes)
     if not any(image.declared_split for image in images):
         parts, list_notes = _read_part_lists(images, tree)

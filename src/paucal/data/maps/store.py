@@ -58,10 +58,7 @@ class LabelMapMetadata:
 
 
 class MapWriter:
-    """Writes the maps of a set of images, in any order, to a new folder or one with unfinished maps of the same images.
-
-    Images are identified by their keys and pixel hashes (`pixel_hash`).
-    """
+    """Writes the maps of images, identified by keys and pixel hashes, to a new folder or one with unfinished maps."""
 
     def __init__(self, folder: Path, facts: LabelMapMetadata, keys: Sequence[str], hashes: Sequence[str]) -> None:
         index = {"format": FORMAT, **asdict(facts), "keys": list(keys), "hashes": list(hashes)}

@@ -237,10 +237,7 @@ def join_binary_masks(masks: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
 def join_class_masks(
     masks: Sequence[NDArray[np.uint8]], class_numbers: Sequence[int]
 ) -> tuple[NDArray[np.uint8], bool]:
-    """Join (H, W) masks that each have 1 for one class; return class numbers, and whether several masks mark a pixel.
-
-    The highest class number is used for such a pixel.
-    """
+    """Join masks of one class each, the highest class last; return class numbers, and whether masks overlap."""
     stacked = np.stack(masks)
     mask = np.where((stacked == IGNORED).any(0), IGNORED, 0).astype(np.uint8)
     for index in np.argsort(class_numbers):

@@ -102,11 +102,7 @@ def _find_masks_beside_jpegs(files: Sequence[NormalisedFile]) -> list[Normalised
 
 
 def find_folders_by_colours(keys: Sequence[str], store: Store) -> tuple[str, str] | None:
-    """Return the folder of photographs and the folder of masks, if a set consists of two such folders, else None.
-
-    The folders may have any names. The files of the two folders must have the same names and image sizes. Masks are
-    recognised by their small number of colours.
-    """
+    """Return the folder of photographs and that of masks, if a set consists of two with the same names and sizes."""
     files_by_folder: dict[str, dict[str, int]] = {}
     for index, key in enumerate(keys):
         folder, _, path = key.partition("/")

@@ -52,10 +52,7 @@ def detect_all(
     device: torch.device,
     progress: Callable[[int], None] | None = None,
 ) -> dict[int, Detections]:
-    """Return the detections in each image, by the position of the image in the image set.
-
-    `progress` is called with the number of images processed so far.
-    """
+    """Return the detections in each image, by its position in the set; `progress` gets the images processed so far."""
     detections: dict[int, Detections] = {}
     with evaluation_mode(detector):
         for batch in batches:
@@ -85,10 +82,7 @@ def coco_json_text(
     classes: Sequence[str],
     category_ids: Sequence[int],
 ) -> str:
-    """Return detections as the text of a COCO annotation file in which each object also has a "score".
-
-    Masks are written as compressed run lengths, and the area of an object with a mask is the mask's area.
-    """
+    """Return detections as the text of a COCO annotation file with scores; masks are compressed run lengths."""
     images = [
         {"id": number, "file_name": key, "height": size[0], "width": size[1]}
         for number, (key, size) in enumerate(zip(keys, sizes, strict=True), 1)

@@ -135,10 +135,7 @@ def _build_network(
 def _preprocessing(
     settings: SegmentSettings, data: SegmentationData, weights_input: WeightsPreprocessing | None, run: RunFolder | None
 ) -> Preprocessing:
-    """Return the preprocessing stored in `run`, or else the preprocessing for the settings.
-
-    `weights_input` is the image input that the pretrained weights expect; None for random weights.
-    """
+    """Return the preprocessing of `run`, or else that of the settings and of the pretrained weights' input."""
     if stored := stored_card(run, SegmentationCard):
         return stored.preprocessing
     statistics = normalisation(settings, data, weights_input or timm_preprocessing(settings.model))

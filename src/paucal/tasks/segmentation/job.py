@@ -254,10 +254,7 @@ def plan_crops_and_epochs(
 
 
 def check_factors(name: str, values: list[float] | None, expected_count: int | None = None) -> None:
-    """Raise a UserError for scale factors that are out of range or too many.
-
-    If `expected_count` is given, there must be exactly `expected_count` factors, with the smallest first.
-    """
+    """Refuse scale factors that are out of range or too many, or not `expected_count` with the smallest first."""
     if values is None:
         return
     low, high = SCALE_RANGE

@@ -37,10 +37,7 @@ def img_size(facts: DataAndMachine) -> Choice:
 
 
 def crop_side(device: str, median_side: int) -> tuple[int, str]:
-    """Return the side of the crops in pixels, and the reason.
-
-    `median_side` is the median of the images' shorter sides in pixels.
-    """
+    """Return the side of the crops in pixels, from the median of the images' shorter sides, and the reason."""
     default_side, reason = (512, "the papers' crop size") if device != "cpu" else (256, "small crops for a CPU")
     padded_side = -(-median_side // DEEPEST_STRIDE) * DEEPEST_STRIDE
     if padded_side < default_side:

@@ -186,10 +186,7 @@ def scores_without_intervals(tallies: Iterable[PixelCounts]) -> dict[str, float]
 def segmentation_report(
     tallies: Iterable[PixelCounts], classes: Sequence[str], seed: int = 0, groups: NDArray[np.int64] | None = None
 ) -> SegmentationReport:
-    """Return the scores over a set of images, with 95 % intervals from a bootstrap over images.
-
-    `groups` has the group of each image of the data set; if given, the bootstrap draws whole groups.
-    """
+    """Return the scores over a set of images, with 95 % intervals from a bootstrap over images or their `groups`."""
     rows = _sort_by_image(tallies)
     values, scores = scores_without_intervals(rows), PixelScores([row.confusion for row in rows])
     row_groups = None if groups is None else groups[[row.index for row in rows]]

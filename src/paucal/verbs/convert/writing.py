@@ -37,15 +37,11 @@ from paucal.writing import csv_text
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout that can be written.
+    """A layout that can be written."""
 
-    `kinds` are the supported kinds of labels in order of preference; `write` writes the labels into a folder,
-    and `image_path` returns the path of an image below that folder.
-    """
-
-    kinds: tuple[Kind, ...]
-    write: Callable[[LabelledSet, Path], None]
-    image_path: Callable[[LabelledImage], str] = lambda item: item.relative_path("images")
+    kinds: tuple[Kind, ...]  # supported kinds of labels in order of preference
+    write: Callable[[LabelledSet, Path], None]  # writes the labels into a folder
+    image_path: Callable[[LabelledImage], str] = lambda item: item.relative_path("images")  # below that folder
 
 
 def write_yolo(content: LabelledSet, folder: Path) -> None:

@@ -123,11 +123,7 @@ MOBILENET_STAGES = 7  # number of stages of timm's MobileNetV3-Large
 
 
 class LastBlockMaps(PyramidBackbone):
-    """The feature maps of torchvision's MobileNet detectors: outputs of two late blocks, both with stride 32.
-
-    In timm's MobileNetV3-Large, these are the outputs of the first block with 160 channels and of the last block, which
-    has 960 channels.
-    """
+    """Maps of torchvision's MobileNet detectors: outputs of two late blocks (160 and 960 channels) of stride 32."""
 
     def __init__(self, backbone: FeatureBackbone) -> None:
         nn.Module.__init__(self)
