@@ -87,9 +87,12 @@ class SegmentationCard(ModelCard):
             raise UserError(f"model.json has windows that overlap by {overlap!r}, expected 0 to 0.9: restore the file.")
         # An older `model.json` has neither "whole" nor "resize_to".
         is_whole, sides = stored.get("whole", False), stored.get("resize_to")
-        is_pair = isinstance(sides, list) and len(sides) == 2
-        has_sides = is_pair and all(type(side) is int and 8 <= side <= MAX_SIDE for side in sides)
-        if type(is_whole) is not bool or not (sides is None or has_sides):
+        is_pair = (
+            isinstance(sides, list)
+            and len(sides) == 2
+            and all(type(side) is int and 8 <= side <= MAX_SIDE for side in sides)
+        )
+        if type(is_whole) is not bool or not (sides is None or is_pair):
             raise UserError(
                 f"model.json has whole {is_whole!r} and resize_to {sides!r}, expected true or false, and null or two "
                 f"sides from 8 to {MAX_SIDE} pixels: restore the file."
