@@ -116,10 +116,7 @@ def evaluate_frozen(
         save_figure(folder / table.SCORES_PICTURE, table.protocols_figure(drawable, description["level"]))
     else:  # the figure of an earlier evaluation would be mistaken for these scores
         (folder / table.SCORES_PICTURE).unlink(missing_ok=True)
-    if pictured_data is None:
-        _remove_matches(folder)
-    else:
-        _draw_matches(folder, subjects[0], pictured_data, options, console.say)
+    _draw_matches(folder, subjects[0], pictured_data, options, console)
     console.say(f"the table and its figures are in {folder}")
     if run is not None and run.config.exists() and folder == run.evaluation(table.FOLDER):
         _update_report(run, console.say)
@@ -271,9 +268,13 @@ def _update_report(run: RunFolder, say: Callable[[str], None]) -> None:
 
 
 def _draw_matches(
-    folder: Path, subject: FrozenBackbone, data: EvaluationData, options: ProtocolOptions, say: Callable[[str], None]
+    folder: Path, subject: FrozenBackbone, data: EvaluationData | None, options: ProtocolOptions, console: Console
 ) -> None:
     """Draw the most confident matches between a few test images and their second views, or print why this fails."""
+    with suppress(OSError):  # the figure of an earlier evaluation would be mistaken for matches of this model
+        (folder / table.MATCHES_PICTURE).unlink(missing_ok=True)
+    if data is None:
+        return
     try:
         sample = balanced_sample(data.labels, data.split_positions["test"], MATCHED_IMAGES, options.seed)
         views = product(sample, options.changes)
@@ -281,14 +282,7 @@ def _draw_matches(
         save_figure(folder / table.MATCHES_PICTURE, matches_sheet(pairs))
     except Exception as problem:  # the scores are more important than the figure
         reason = str(problem).split("\n")[0].rstrip(".") or type(problem).__name__
-        say(f"note: the matches are not drawn ({reason}).")
-        _remove_matches(folder)
-
-
-def _remove_matches(folder: Path) -> None:
-    """Remove the figure of matches from an earlier evaluation, which would be mistaken for matches of this model."""
-    with suppress(OSError):
-        (folder / table.MATCHES_PICTURE).unlink(missing_ok=True)
+        console.say(f"note: the matches are not drawn ({reason}).")
 
 
 def _matched_pair(subject: FrozenBackbone, data: EvaluationData, index: int, change: Change, seed: int) -> MatchedPair:
