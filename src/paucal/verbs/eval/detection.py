@@ -60,8 +60,8 @@ def evaluate_detector(model: str, data: Sequence[str], settings: EvalSettings, c
         scores = ", ".join(f"{title} {format_score(evaluation.scores[score])}" for score, title in titles.items())
         console.say(f"{name}: {scores} on {counted(len(indices), 'image')}; tables and figures are in {folder}")
         console.say(f"AP by class, lowest first: {worst}")
-        by_class = evaluation.per_class, folder, evaluation.mask_per_class
-        results.append(DetectedSet(name, len(indices), evaluation.scores, evaluation.metrics, *by_class))
+        per_class, masks = evaluation.per_class, evaluation.mask_per_class
+        results.append(DetectedSet(name, len(indices), evaluation.scores, evaluation.metrics, per_class, folder, masks))
     return results
 
 

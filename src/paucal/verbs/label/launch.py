@@ -173,7 +173,7 @@ def label_images(images: ImageSet, settings: LabelSettings, output: Path, consol
         loader = make_eval_loader(images, missing, teacher.transform, batch_size, settings.workers, pin_memory=on_gpu)
         write_maps(teacher.dense, writer, loader, facts.top, advance)  # type: ignore[arg-type]
 
-    return _write(images, Labeled(output, len(images), facts, check), "labeling", write_missing, console)
+    return _write_folder(images, Labeled(output, len(images), facts, check), "labeling", write_missing, console)
 
 
 def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Teacher:
@@ -202,7 +202,7 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
     return Teacher(name if run is None else str(run.path), dense, card.classes, transform, run)
 
 
-def _write(
+def _write_folder(
     images: ImageSet,
     labeled: Labeled,
     title: str,
@@ -300,7 +300,7 @@ def convert_published(
             writer.write(missing[first : first + len(values)].tolist(), values, indices)
             advance(len(writer) - len(missing) + first + len(values), len(writer))
 
-    return _write(labelled, Labeled(output, len(files), facts, check), "converting", write_missing, console)
+    return _write_folder(labelled, Labeled(output, len(files), facts, check), "converting", write_missing, console)
 
 
 def _check_published_maps(images: ImageSet, files: Sequence[Path], names: tuple[str, ...]) -> TeacherAccuracy:

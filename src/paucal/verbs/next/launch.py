@@ -120,8 +120,8 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
         )
     images = _unlabelled_images(images, source, settings, console)
     predictions = model.predict(images, console)
-    known = predictions.unsure, predictions.features, predictions.training_features
-    choices = choose_images(*known, settings.count, settings.random_share, settings.seed)
+    unsure, features, labelled = predictions.unsure, predictions.features, predictions.training_features
+    choices = choose_images(unsure, features, labelled, settings.count, settings.random_share, settings.seed)
     indices = np.asarray([choice.index for choice in choices], dtype=np.int64)
     content = predictions.draft_labels(indices)
     if content.kind == "segment":
