@@ -223,8 +223,8 @@ def cost_rows(files: RunFiles) -> dict[str, str | None]:
     """Return a dict from row name to text with the time, speed and memory of a run; unknown values are None."""
     summary, images = files.summary, count_training_images(files.summary)
     rows = [] if images is None else with_speed(files.rows, images)
-    speeds, speed = [row[SPEED_COLUMN] for row in rows if SPEED_COLUMN in row], None
-    if speeds:  # the median over epochs
+    speed = None
+    if speeds := [row[SPEED_COLUMN] for row in rows if SPEED_COLUMN in row]:
         speed = f"{median(speeds):.3g} training images per second, including the validation of each epoch"
     return {
         "training time": None if summary.seconds is None else format_duration(summary.seconds),

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from paucal.evaluation.protocols import table
-from paucal.evaluation.protocols.data import PARTS
 from paucal.metrics.intervals import Score
 from paucal.runs import RunFolder
 from paucal.types import UserError
@@ -33,12 +32,7 @@ def read_frozen(run: RunFolder) -> dict[str, Any] | None:
             raise ValueError(f"expected a level between 0 and 1, got {level}")
         models = list(rows[0].scores)[: table.MAX_MODELS] if rows else []
         return {
-            "data": [
-                f"{data['name']}: {', '.join(f'{int(data[part]):,} {part}' for part in PARTS)}; {data['how']}"[
-                    :MAX_TEXT
-                ]
-                for data in sets
-            ],
+            "data": [_describe_data(data) for data in sets],
             "models": [name[:MAX_TEXT] for name in models],
             "lines": [_table_line(row, models, len(sets) > 1) for row in rows if row.line.headline],
             "remarks": [text[:MAX_TEXT] for text in table.remarks(rows)],
@@ -69,3 +63,8 @@ def _table_line(row: table.ProtocolRow, models: Sequence[str], has_several: bool
 
 def _format(scores: Mapping[str, Score], name: str, unit: str, sign: bool = False) -> str:
     return table.format_score(scores[name], unit, sign=sign) if name in scores else "-"
+
+
+def _describe_data(data: Mapping[str, Any]) -> str:
+    counts = ", ".join(f"{int(data[part]):,} {part}" for part in ("train", "val", "test"))
+    return f"{data['name']}: {counts}; {data['how']}"[:MAX_TEXT]
