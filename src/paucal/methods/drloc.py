@@ -24,6 +24,14 @@ SWITCHES = {
 # Fields of `DrLocOptions` whose name is not the name of the setting without "drloc_".
 _FIELD_NAMES = {"drloc_pairs": "n_pairs", "drloc_shift": "shifted"}
 _WITHOUT_FIELD = ("drloc_preset", "drloc_sampling")  # settings without a field in `DrLocOptions`
+PAPER_PAIRS, PAPER_HIDDEN = 64, 512  # pairs of grid positions per image, and width of the localization MLP
+PAPER_REASON = "the paper's value"
+METHOD = TrainingMethod(
+    name="drloc",
+    terms=("drloc",),
+    build=build_supervised,
+    suggested_comparison=("supervised", "the same without the extra loss"),
+)
 
 
 class Requirement(NamedTuple):
@@ -95,10 +103,6 @@ def effective_value(settings: Any, name: str) -> Any:
     return getattr(PRESETS[settings.drloc_preset], name.removeprefix("drloc_")) if value is None else value
 
 
-PAPER_PAIRS, PAPER_HIDDEN = 64, 512  # pairs of grid positions per image, and width of the localization MLP
-PAPER_REASON = "the paper's value"
-
-
 def drloc_weight(model: str | None) -> Choice:
     """Choose the paper's loss weight for the backbone's family, or 0.1 for a family that is not in the paper."""
     return default_weight(model or "")
@@ -142,10 +146,4 @@ DRLOC_LOSS = ExtraLoss(
     check=check_options,
     advice="with --method {method}: remove {flag}, or add the loss with --add drloc",
     build=_build_term,
-)
-METHOD = TrainingMethod(
-    name="drloc",
-    terms=("drloc",),
-    build=build_supervised,
-    suggested_comparison=("supervised", "the same without the extra loss"),
 )

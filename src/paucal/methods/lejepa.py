@@ -27,6 +27,13 @@ PUBLISHED_RATE, PUBLISHED_BATCH = 1e-4, 32  # DIET-CP's highest learning rate (a
 GPU_VIEWS, CPU_VIEWS = 100_000, 15_000  # images seen in a run (epochs times training images), on a GPU and on a CPU
 MIN_EPOCHS, MAX_EPOCHS = 3, 30  # limits of the number of epochs
 FROZEN_STAGES_FRACTION = 0.5  # fraction of the stages, beginning with the first, that is frozen
+AUTHORS_REASON = "the authors' value"
+# Batch size and learning rate of the authors' minimal example, a ViT-S with 8-pixel patches.
+EXAMPLE_BATCH, EXAMPLE_RATE = 256, 2e-3
+README_RATE = 5e-4  # learning rate in the authors' README, for backbones with at least NARROW_CHANNELS channels
+NARROW_CHANNELS = 256  # a backbone with fewer channels counts as small
+PAPER_HIDDEN = 2048  # width of the projector
+LOCAL_SIDE = 98  # side of the authors' local crops in pixels: seven patches of 14 pixels
 
 
 def has_trained_weights(facts: DataAndMachine) -> bool:
@@ -57,15 +64,6 @@ def freeze(facts: DataAndMachine, shape: Shape) -> Choice:
     stages = shape().stages
     reason = f"pretrained weights: the first half of the {stages} stages suits any photographs"
     return int(FROZEN_STAGES_FRACTION * stages), reason
-
-
-AUTHORS_REASON = "the authors' value"
-# Batch size and learning rate of the authors' minimal example, a ViT-S with 8-pixel patches.
-EXAMPLE_BATCH, EXAMPLE_RATE = 256, 2e-3
-README_RATE = 5e-4  # learning rate in the authors' README, for backbones with at least NARROW_CHANNELS channels
-NARROW_CHANNELS = 256  # a backbone with fewer channels counts as small
-PAPER_HIDDEN = 2048  # width of the projector
-LOCAL_SIDE = 98  # side of the authors' local crops in pixels: seven patches of 14 pixels
 
 
 def lr(facts: DataAndMachine, shape: Shape, effective_batch: int) -> Choice:

@@ -27,6 +27,15 @@ EXTRA_LOSSES: dict[str, ExtraLoss] = {
     entry.name: entry for entry in (drloc.DRLOC_LOSS, guided.LOCALITY_LOSS, guided.DISTILLATION_LOSS)
 }
 ENTRIES: tuple[MethodOrLoss, ...] = (*METHODS.values(), *EXTRA_LOSSES.values())
+# timm's tags consist of words joined by "_", such as "augreg_in1k".
+IMAGENET_WORD = "in1k"  # word in the tag of weights that were trained on ImageNet-1k
+# Weights are excluded if their tag has one of these words, since they were trained on further images or texts,
+# fine-tuned ("ft", "lc"), or trained without labels ("ijepa").
+EXCLUDED_TAG_WORDS = {
+    *("ft", "lc", "in12k", "in21k", "in22k", "jft", "ig1b", "yfcc100m", "m30m", "m38m", "6m", "laion2b", "laiona"),
+    *("openai", "clip", "webli", "wsl", "ssl", "swsl", "ssld", "seer", "swag", "ns", "mim", "ijepa", "bamboo"),
+}
+TORCHVISION_TAG = "tv_in1k"  # preferred tag, since papers used torchvision's weights of ResNets
 
 
 def method_of(settings: TrainSettings) -> TrainingMethod:
@@ -136,17 +145,6 @@ def adapt_terms_to_run(settings: TrainSettings, objective: Objective, run_images
     if isinstance(objective, ClassifierObjective):
         for name, term in objective.named_terms().items():
             EXTRA_LOSSES[name].adapt_to_run(settings, term, run_images)
-
-
-# timm's tags consist of words joined by "_", such as "augreg_in1k".
-IMAGENET_WORD = "in1k"  # word in the tag of weights that were trained on ImageNet-1k
-# Weights are excluded if their tag has one of these words, since they were trained on further images or texts,
-# fine-tuned ("ft", "lc"), or trained without labels ("ijepa").
-EXCLUDED_TAG_WORDS = {
-    *("ft", "lc", "in12k", "in21k", "in22k", "jft", "ig1b", "yfcc100m", "m30m", "m38m", "6m", "laion2b", "laiona"),
-    *("openai", "clip", "webli", "wsl", "ssl", "swsl", "ssld", "seer", "swag", "ns", "mim", "ijepa", "bamboo"),
-}
-TORCHVISION_TAG = "tv_in1k"  # preferred tag, since papers used torchvision's weights of ResNets
 
 
 def imagenet_alone(model: str, recipe: str) -> str:

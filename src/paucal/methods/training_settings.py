@@ -16,6 +16,10 @@ from paucal.settings.shared import (
     ViewSettings,
 )
 
+# Method of a run that chooses pretrained weights, if the user gave no method. For these weights, the default method has
+# shown no gain.
+TUNING_METHOD = "supervised"
+
 
 @dataclass(frozen=True)
 class SplitSettings(FractionSettings):
@@ -255,11 +259,6 @@ class TokenLabelingSettings:
     )
     token_weight: float | None = option("weight of the token loss", low=0)
     no_mix_token: bool = option("switch off MixToken, which exchanges boxes of tokens between images", False)
-
-
-# Method of a run that chooses pretrained weights, if the user gave no method. For these weights, the default method has
-# shown no gain.
-TUNING_METHOD = "supervised"
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,10 @@ from paucal.types import UserError, height_and_width
 # 10 epochs on 10,000 small photographs were hardly better for fine-tuning than random weights; weights trained for 100
 # epochs on 5,000 photographs were clearly better.
 UNDERTRAINED_IMAGES = 300_000
+# Settings that depend on the number of epochs. These settings are None as long as the number of epochs has not been
+# planned from the time budget, and if the number of epochs is 0.
+EPOCH_DEPENDENT = ("schedule_epochs", "warmup_epochs", "average")
+S = TypeVar("S", bound=JobSettings)
 
 
 @dataclass(frozen=True)
@@ -179,14 +183,9 @@ def model_arguments(words: Sequence[str] | None) -> dict[str, Any]:
     return arguments
 
 
-# Settings that depend on the number of epochs. These settings are None as long as the number of epochs has not been
-# planned from the time budget, and if the number of epochs is 0.
-EPOCH_DEPENDENT = ("schedule_epochs", "warmup_epochs", "average")
-
 Choice = tuple[Any, str]  # value of a setting (or None) and the reason for the value
 Rule = Callable[..., Choice]
 Shape = Callable[[], BackboneShape]  # input `shape` of a rule
-S = TypeVar("S", bound=JobSettings)
 
 
 def rules_by_name(rules: Iterable[Rule]) -> dict[str, Rule]:

@@ -16,6 +16,33 @@ from paucal.rules.resolve import Choice, DataAndMachine, makes_few_passes, rules
 from paucal.settings.options import DEFAULT_SIDE
 from paucal.wording import counted
 
+IMAGE_SIDES = (32, 64, 96)  # sides in pixels; slightly larger images are resized to one of these sides
+SMALL_SIDE = 64  # side in pixels up to which images are "small" and are used in training like CIFAR images
+PAPER_REASON = "the DrLoc paper's value"
+MEASURED_REASON = "the transformer that learned most from few images"  # benchmarks/results/small_data_*.json
+QUICK_MODEL = "resnet10t"  # timm's name of the "quick model"
+# In the same time, dhvt_mini at 64 pixels and resnet10t at 96 pixels were less accurate (docs/lab/: a good model in
+# minutes).
+QUICK_REASON = (
+    "learns fastest from photographs on a CPU from scratch; at 64 pixels it makes many more epochs than at larger sizes"
+)
+MANY_CLASSES = 1000  # number of classes from which the quick model is too small
+PAPER_EPOCHS, MAX_EPOCHS = 100, 300  # published number of epochs; upper limit if an epoch has few steps
+MIN_STEPS = 2500  # minimum number of optimizer steps in a run from scratch
+MIN_STEPS_PER_EPOCH = 10
+HINTED_STEPS_PER_EPOCH = 30  # minimum number of steps per epoch for data sets with a recommended number of epochs
+QUICK_STEPS_PER_EPOCH = 50  # approximate number of steps per epoch in short runs
+# The same number for fine-tuning without a CUDA GPU, where few epochs fit in the time budget (docs/lab/).
+TUNING_STEPS_PER_EPOCH = 100
+# The learning rate for fine-tuning if no trial chooses one. Networks with batch norms tolerated 3e-4 and more, networks
+# with layer norms only 1e-4 (auto_tune/trials.py).
+SHORT_TUNING_RATE = 2e-4
+# Number of epochs whose weights are averaged; in Wortsman et al. (2022), the first few epochs give most of the gain.
+SOUP_EPOCHS = 3
+LIGHT_REASON = "light: the weights were trained on many images"
+SEVERAL_LABELS_REASON = "off for images with several labels"
+LIGHT_QUICK_REASON = "light: strong augmentation needs more epochs"
+
 
 def device(facts: DataAndMachine) -> Choice:
     """Choose the best available device."""
@@ -59,17 +86,6 @@ PROCESS_RULES = (device, devices, nodes, strategy)
 COMPUTE_RULES = (precision, workers)
 
 
-IMAGE_SIDES = (32, 64, 96)  # sides in pixels; slightly larger images are resized to one of these sides
-SMALL_SIDE = 64  # side in pixels up to which images are "small" and are used in training like CIFAR images
-PAPER_REASON = "the DrLoc paper's value"
-MEASURED_REASON = "the transformer that learned most from few images"  # benchmarks/results/small_data_*.json
-QUICK_MODEL = "resnet10t"  # timm's name of the "quick model"
-# In the same time, dhvt_mini at 64 pixels and resnet10t at 96 pixels were less accurate (docs/lab/: a good model in
-# minutes).
-QUICK_REASON = (
-    "learns fastest from photographs on a CPU from scratch; at 64 pixels it makes many more epochs than at larger sizes"
-)
-MANY_CLASSES = 1000  # number of classes from which the quick model is too small
 Sides = Sequence[int] | None
 
 
@@ -157,20 +173,6 @@ def _default_size(model: str | None) -> tuple[int, int]:
 
 def _size_as_list(size: tuple[int, int]) -> list[int]:
     return [size[0]] if size[0] == size[1] else list(size)
-
-
-PAPER_EPOCHS, MAX_EPOCHS = 100, 300  # published number of epochs; upper limit if an epoch has few steps
-MIN_STEPS = 2500  # minimum number of optimizer steps in a run from scratch
-MIN_STEPS_PER_EPOCH = 10
-HINTED_STEPS_PER_EPOCH = 30  # minimum number of steps per epoch for data sets with a recommended number of epochs
-QUICK_STEPS_PER_EPOCH = 50  # approximate number of steps per epoch in short runs
-# The same number for fine-tuning without a CUDA GPU, where few epochs fit in the time budget (docs/lab/).
-TUNING_STEPS_PER_EPOCH = 100
-# The learning rate for fine-tuning if no trial chooses one. Networks with batch norms tolerated 3e-4 and more, networks
-# with layer norms only 1e-4 (auto_tune/trials.py).
-SHORT_TUNING_RATE = 2e-4
-# Number of epochs whose weights are averaged; in Wortsman et al. (2022), the first few epochs give most of the gain.
-SOUP_EPOCHS = 3
 
 
 def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choice:
@@ -285,11 +287,6 @@ def soup(facts: DataAndMachine, time: str | None) -> Choice:
     if makes_few_passes(facts, time):
         return SOUP_EPOCHS, "in short fine-tuning the weights of different epochs are similar enough to be averaged"
     return 0, "in long training the weights of different epochs differ too much to be averaged"
-
-
-LIGHT_REASON = "light: the weights were trained on many images"
-SEVERAL_LABELS_REASON = "off for images with several labels"
-LIGHT_QUICK_REASON = "light: strong augmentation needs more epochs"
 
 
 def crop(img_size: Sequence[int]) -> Choice:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 FILE_WIDTH = 160  # width of output to a file or a pipe, in characters
 closed_descriptors: set[int] = set()  # file descriptors of streams that their reader, such as `head`, has closed
+# Minimum interval between updates, since each update is sent to the browser and stays in the notebook's history
+REFRESH_SECONDS = 0.2
+EPOCH_LINES = 30  # approximate maximum number of epochs that are printed in a run
 
 
 class PlainConsole(Terminal):
@@ -54,10 +57,6 @@ def redirect_to_null(stream: IO[str]) -> None:
     null_descriptor = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null_descriptor, stream.fileno())
     os.close(null_descriptor)
-
-
-# Minimum interval between updates, since each update is sent to the browser and stays in the notebook's history
-REFRESH_SECONDS = 0.2
 
 
 def in_notebook() -> bool:
@@ -127,7 +126,6 @@ CELL_OUTPUT = NotebookOutput()  # shared by all progress bars in a cell
 
 
 log = logging.getLogger("paucal")
-EPOCH_LINES = 30  # approximate maximum number of epochs that are printed in a run
 
 
 class Console:

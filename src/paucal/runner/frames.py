@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 A = TypeVar("A", bound="RunSetup[Any]")
+IMAGE_COLUMN, CLASS_COLUMN, MASK_COLUMN = "filename", "class", "mask"
 
 
 class ArrowFrame(Protocol):
@@ -287,9 +288,6 @@ def _csv_cell(value: Any) -> str:
     if _is_list(value):
         return json.dumps([str(entry) for entry in value], ensure_ascii=False)
     return str(value)
-
-
-IMAGE_COLUMN, CLASS_COLUMN, MASK_COLUMN = "filename", "class", "mask"
 
 
 def takes_annotations(function: F) -> F:

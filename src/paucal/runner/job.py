@@ -26,6 +26,8 @@ from paucal.training import Optimization, Outcome, Plan, Validation
 from paucal.wording import counted
 from paucal.writing import write_atomically
 
+S = TypeVar("S", bound=JobSettings)
+
 
 @dataclass(frozen=True)
 class FinishedRun:
@@ -57,7 +59,6 @@ class FinishedRun:
         return self.folder
 
 
-S = TypeVar("S", bound=JobSettings)
 R = TypeVar("R", bound=FinishedRun)
 Bars = Callable[[str], AbstractContextManager[Advance]]
 

@@ -16,6 +16,26 @@ from paucal.settings.shared import JobSettings
 from paucal.types import UserError
 
 S = TypeVar("S", bound=JobSettings)
+# Main files of an evaluation of one run
+SCORE_FILES = ("metrics.json", "segmentation.json")
+# Names of the files that evaluations write, as (main files, other files); a main file identifies a folder of results.
+RESULT_FILES = (
+    (
+        SCORE_FILES,
+        (
+            *("per_class.csv", "per_image.csv", "predictions.csv", "real_labels.json", "detections.json"),
+            *("confusion.png", "per_class.png", "precision_recall.png", "mask_precision_recall.png"),
+            *("reliability.png", "mistakes.png", "mistakes_attribution.png"),
+        ),
+    ),
+    (("results.json",), ("table.csv",)),
+)
+# Keys that identify a main file; `read_report` also recognises older formats of metrics.json.
+REQUIRED_KEYS = {
+    "metrics.json": {"images", "scores", "intervals", "per_class"},
+    "segmentation.json": {"images", "mean_iou", "confusion"},
+    "results.json": {"tallies", "rows"},
+}
 
 
 def output_path(output: str | None, default: Path) -> Path:
@@ -68,28 +88,6 @@ def check_new_file(text: str, images: Mapping[str, str | None], root: str | None
     refuse_inside_images(path, images, root, flag)
     check_file_writable(path, flag)
     return path
-
-
-# Main files of an evaluation of one run
-SCORE_FILES = ("metrics.json", "segmentation.json")
-# Names of the files that evaluations write, as (main files, other files); a main file identifies a folder of results.
-RESULT_FILES = (
-    (
-        SCORE_FILES,
-        (
-            *("per_class.csv", "per_image.csv", "predictions.csv", "real_labels.json", "detections.json"),
-            *("confusion.png", "per_class.png", "precision_recall.png", "mask_precision_recall.png"),
-            *("reliability.png", "mistakes.png", "mistakes_attribution.png"),
-        ),
-    ),
-    (("results.json",), ("table.csv",)),
-)
-# Keys that identify a main file; `read_report` also recognises older formats of metrics.json.
-REQUIRED_KEYS = {
-    "metrics.json": {"images", "scores", "intervals", "per_class"},
-    "segmentation.json": {"images", "mean_iou", "confusion"},
-    "results.json": {"tallies", "rows"},
-}
 
 
 def _is_result_file(folder: RunFolder, name: str) -> bool:

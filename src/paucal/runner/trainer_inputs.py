@@ -27,6 +27,11 @@ from paucal.wording import counted
 
 M = TypeVar("M", bound=nn.Module)
 MIN_STEPS_PER_EPOCH = 5  # a remark is printed if an epoch has fewer steps
+GIB = 2**30
+# Memory of weights, gradients and optimizer state, as a multiple of the memory of the weights, by optimizer
+MEMORY_FACTORS = {"adamw": 4, "sgd": 3, "lars": 3}
+SMALL_STEP_PIXELS = 16 * 224 * 224  # forward passes with at most this number of pixels are not checked
+MAX_STEP_IMAGES = 1 << 20  # maximum number of images per optimizer step
 
 
 def trainer_plan(settings: JobSettings, n_train: int, mixing: Mixing | None = None, n_classes: int = 0) -> Plan:
@@ -152,13 +157,6 @@ def length_warnings(settings: JobSettings, n_train: int) -> list[str]:
     if settings.warmup_epochs is not None and settings.warmup_epochs >= settings.epochs_or_1:
         remarks.append("the warm-up is at least as long as the run, so the learning rate never falls")
     return remarks
-
-
-GIB = 2**30
-# Memory of weights, gradients and optimizer state, as a multiple of the memory of the weights, by optimizer
-MEMORY_FACTORS = {"adamw": 4, "sgd": 3, "lars": 3}
-SMALL_STEP_PIXELS = 16 * 224 * 224  # forward passes with at most this number of pixels are not checked
-MAX_STEP_IMAGES = 1 << 20  # maximum number of images per optimizer step
 
 
 def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) -> list[str]:

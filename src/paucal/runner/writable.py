@@ -11,6 +11,19 @@ from paucal.reading import expand_user_path
 from paucal.types import UserError
 
 LONGEST_NAME = ".predictions.csv.4194304.tmp"  # an example of the longest file name in an output folder
+# Descriptions of files by file extension, for messages
+UNSUPPORTED_FORMATS = {
+    **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"), "a spreadsheet"),
+    **dict.fromkeys((".parquet", ".pq", ".arrow", ".feather", ".orc", ".avro"), "a columnar file"),
+    **dict.fromkeys((".tsv", ".tab"), "a table with tabs"),
+    **dict.fromkeys((".jsonl", ".ndjson"), "lines of JSON"),
+    **dict.fromkeys((".yaml", ".yml", ".toml", ".xml"), "another format"),
+    **dict.fromkeys((".html", ".htm", ".md", ".tex", ".pdf", ".doc", ".docx", ".rtf"), "a document"),
+    **dict.fromkeys((".npy", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".pickle", ".pt", ".pth"), "arrays or objects"),
+    **dict.fromkeys((".db", ".sqlite", ".sqlite3", ".duckdb"), "a database"),
+    **dict.fromkeys((".zip", ".gz", ".bz2", ".xz", ".zst", ".tar", ".7z"), "an archive"),
+    **dict.fromkeys(IMAGE_SUFFIXES, "an image"),
+}
 
 
 def check_folder_writable(path: Path, flag: str = "--output") -> None:
@@ -60,19 +73,6 @@ def _format_write_error(path: Path, flag: str, problem: Exception) -> str:
 
 TableFormat = Literal["csv", "json"]
 FORMATS: dict[str, TableFormat] = {".csv": "csv", ".json": "json"}
-# Descriptions of files by file extension, for messages
-UNSUPPORTED_FORMATS = {
-    **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"), "a spreadsheet"),
-    **dict.fromkeys((".parquet", ".pq", ".arrow", ".feather", ".orc", ".avro"), "a columnar file"),
-    **dict.fromkeys((".tsv", ".tab"), "a table with tabs"),
-    **dict.fromkeys((".jsonl", ".ndjson"), "lines of JSON"),
-    **dict.fromkeys((".yaml", ".yml", ".toml", ".xml"), "another format"),
-    **dict.fromkeys((".html", ".htm", ".md", ".tex", ".pdf", ".doc", ".docx", ".rtf"), "a document"),
-    **dict.fromkeys((".npy", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".pickle", ".pt", ".pth"), "arrays or objects"),
-    **dict.fromkeys((".db", ".sqlite", ".sqlite3", ".duckdb"), "a database"),
-    **dict.fromkeys((".zip", ".gz", ".bz2", ".xz", ".zst", ".tar", ".7z"), "an archive"),
-    **dict.fromkeys(IMAGE_SUFFIXES, "an image"),
-}
 
 
 def resolve_table(text: str, table_format: TableFormat | None = None) -> tuple[Path, TableFormat]:

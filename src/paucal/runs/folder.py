@@ -38,6 +38,8 @@ CHOSEN_WEIGHTS = "auto"  # pretrained weights that were chosen automatically; su
 COCO = "coco"  # the weights that torchvision publishes for a detector
 PUBLISHED_WEIGHTS = (TIMM, CHOSEN_WEIGHTS, COCO)
 MAX_ANCESTORS = 32  # largest length of a chain of runs in which each run started from the weights of the next run
+GRID_FILE = "grid.json"  # in the folder of a comparison or study
+SCORES_FILE = "judged.json"  # in the parent folder of a run; contains the run's scores by evaluation protocol
 
 
 class _PlainDumper(yaml.SafeDumper):
@@ -304,10 +306,6 @@ def iterate_ancestry(run: RunFolder | None) -> Iterator[RunFolder]:
             return
         is_gone = init not in PUBLISHED_WEIGHTS and not Path(init).exists()
         run = RunFolder(Path(init)) if is_gone else find_run_of_init(init)
-
-
-GRID_FILE = "grid.json"  # in the folder of a comparison or study
-SCORES_FILE = "judged.json"  # in the parent folder of a run; contains the run's scores by evaluation protocol
 
 
 def is_grid_folder(folder: Path) -> bool:

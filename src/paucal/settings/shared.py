@@ -24,6 +24,10 @@ DATA_HELP = (
     "folder, zip or tar, CSV, list file, Parquet file or folder, folder or URL of shards, hf:OWNER/NAME, a published "
     "set such as 'cifar10', or 'digits'"
 )
+# Limits for the alpha of mixup and CutMix, equal to `data.views.augmentation.ALPHA_RANGE`, which is slow to import.
+LOWEST_ALPHA, HIGHEST_ALPHA = 1e-3, 1e3
+# Defaults in `data.splits.split.make_split`, which is slow to import.
+DEFAULT_VAL_FRACTION, DEFAULT_TEST_FRACTION = 0.1, 0.2
 
 
 @dataclass(frozen=True)
@@ -175,12 +179,6 @@ class JobSettings(
     def effective_batch(self) -> int:
         """The number of images per optimizer step, over all devices and accumulated forward passes."""
         return self.batch_size_or_1 * self.accumulate * self.processes
-
-
-# Limits for the alpha of mixup and CutMix, equal to `data.views.augmentation.ALPHA_RANGE`, which is slow to import.
-LOWEST_ALPHA, HIGHEST_ALPHA = 1e-3, 1e3
-# Defaults in `data.splits.split.make_split`, which is slow to import.
-DEFAULT_VAL_FRACTION, DEFAULT_TEST_FRACTION = 0.1, 0.2
 
 
 @dataclass(frozen=True)
