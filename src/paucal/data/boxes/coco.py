@@ -205,7 +205,8 @@ class _FileReader:
                 f"a box of the category {row.get('category_id')!r}, expected one of {expected}: add the category, or "
                 "correct the box"
             )
-        outline, stated_box = row.get("segmentation"), row.get("bbox")
+        outline = row.get("segmentation")
+        stated_box: Any = row.get("bbox")
         box = _box_of_outline(outline) if outline and not stated_box else None
         if box is None:
             if not are_numbers(stated_box, 4):
