@@ -148,11 +148,14 @@ def training_plan(settings: TrainSettings, n_train: int, n_classes: int) -> Plan
 
 def make_optimization(settings: TrainSettings, plan: Plan) -> Optimization:
     """Return the settings of the optimizer and its schedule, with durations in steps."""
+    start = WARMUP_START * settings.lr
+    if settings.warmup_lr is not None:
+        start = settings.warmup_lr
     schedule = CosineWarmup(
         peak=settings.lr,
         horizon=settings.schedule_epochs * plan.steps_per_epoch,
         warmup=round(settings.warmup_epochs * plan.steps_per_epoch),
-        start=WARMUP_START * settings.lr if settings.warmup_lr is None else settings.warmup_lr,
+        start=start,
         floor=settings.min_lr,
     )
     return Optimization(

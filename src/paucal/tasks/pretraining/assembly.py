@@ -257,7 +257,9 @@ def make_crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
 def make_crop_transforms(settings: PretrainSettings, statistics: Normalisation):
     """Return a (transform, number of crops) pair per crop group; raise a UserError for invalid crops or blur radii."""
     size = height_and_width(settings.img_size)
-    groups, blur = make_crop_groups(settings, size), BLUR if settings.blur is None else tuple(settings.blur)
+    groups, blur = make_crop_groups(settings, size), BLUR
+    if settings.blur is not None:
+        blur = tuple(settings.blur)
     if len(blur) != 2 or not 0 <= blur[0] <= blur[1] <= MAX_SIDE:
         raise UserError(
             f"--blur is {settings.blur}; expected the smallest and the largest radius in pixels, such as 0.1 2.0."

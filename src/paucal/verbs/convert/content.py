@@ -164,7 +164,10 @@ def _read_boxes(settings: ConvertSettings, path: Path, progress: ReportProgress)
 def _read_mask_set(settings: ConvertSettings, path: Path, progress: ReportProgress) -> LabelledSet:
     paths = (None if text is None else Path(text).expanduser() for text in (settings.images, settings.masks))
     pairs = find_pairs(path, *paths)
-    images = images_of_pairs(pairs, settings.data if settings.images is None else settings.images)
+    location = settings.data
+    if settings.images is not None:
+        location = settings.images
+    images = images_of_pairs(pairs, location)
     class_names = None if settings.classes is None else read_class_names(Path(settings.classes))
     masked = read_masks(images, pairs, settings.mask_values, settings.ignore, class_names, progress)
     items = [LabelledImage(n, "", part, masked.images.store.size(n)) for n, part in enumerate(images.declared_splits)]

@@ -48,8 +48,9 @@ def evaluate_detector(model: str, data: Sequence[str], settings: EvalSettings, c
     for target in data or [None]:
         boxed, positions = _open_images(run, target, settings, card, console)
         folder, name, indices = report_folder(run, target, data, settings), boxed.images.name, positions.tolist()
-        # A batch larger than EVAL_BATCH would be padded more.
-        batch_size = EVAL_BATCH if settings.batch_size is None else min(EVAL_BATCH, settings.batch_size)
+        batch_size = EVAL_BATCH
+        if settings.batch_size is not None:
+            batch_size = min(batch_size, settings.batch_size)  # a larger batch would be padded more
         loader = evaluation_loader(boxed, positions, card, settings.workers, batch_size)
         with console.progress("evaluating") as advance:
             detections, evaluation = evaluate_images(detector, card, device, boxed, positions, loader, advance)

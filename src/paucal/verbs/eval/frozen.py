@@ -77,7 +77,9 @@ def evaluate_frozen(
 
     If `data` is empty, the images of the run are used; "table9" in `data` means all available data sets of that suite.
     """
-    names = [model, *(settings.compare or ())]
+    names = [model]
+    if settings.compare is not None:
+        names += settings.compare
     if settings.cache is not None and settings.no_cache:
         raise UserError("--cache and --no-cache contradict each other: remove either one.")
     if len(names) - 1 > MAX_COMPARED:

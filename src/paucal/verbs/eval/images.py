@@ -248,10 +248,11 @@ def table_folder(model: str, settings: EvalSettings) -> Path:
 
 def report_folder(run: RunFolder, target: str | None, data: Sequence[str], settings: EvalSettings) -> Path:
     """Return the folder for the report on `target`, one of the sets `data`, or on the run's images if it is None."""
-    if target is None:
-        name = settings.part or TEST
-    else:
+    name = TEST
+    if target is not None:
         name = _folder_name(target, data) + (f"-{settings.part}" if settings.part else "")
+    elif settings.part:
+        name = settings.part
     if settings.scales or settings.mirror:  # kept apart from the run's own results
         name = f"{name}-scales" if task_of(str(run.path)) == SEGMENTATION else f"{name}-mirror"
     if settings.output is None:

@@ -170,7 +170,9 @@ def _check_file(path: Path, settings: WeightsSettings, console: Console) -> Chec
             raise UserError(f"--{name} is missing: give --{name} with a weights file, such as --{name} {example}.")
     model, licence = str(settings.model), check_licence(str(settings.model), str(settings.licence))
     text, preprocess = _licence_text(settings), _image_input(settings, model)
-    source = f"the file {path.name}" if settings.source is None else settings.source
+    source = f"the file {path.name}"
+    if settings.source is not None:
+        source = settings.source
     weights = StartWeights(read_untrusted(path), source, model)
     checked_weights = check_weights(weights, model, licence, text, preprocess)
     for line in checked_weights.report.lines()[1:]:
