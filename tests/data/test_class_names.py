@@ -179,6 +179,21 @@ def test_folders__of_systems_and_links_to_others(make_folder):
     assert any("the folders dog/again and cat are the same" in note for note in images.notes)
 
 
+def test_folders__that_cannot_be_compared_do_not_hide_a_link_to_another(make_folder, monkeypatch):
+    folder = make_folder("ape/1.png", "cat/2.png")
+    (folder / "feline").symlink_to("cat")
+    samefile = os.path.samefile
+
+    def compare(first, second):
+        if second == folder / "ape":
+            raise PermissionError
+        return samefile(first, second)
+
+    monkeypatch.setattr(os.path, "samefile", compare)
+    with pytest.raises(UserError, match=r"the class folders 'feline' and 'cat' in .* are the same folder"):
+        open_images(folder)
+
+
 class Unflagged(zipfile.ZipInfo):
     """An entry with a name in UTF-8, and without the flag that says so."""
 

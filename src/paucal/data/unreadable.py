@@ -12,8 +12,8 @@ from paucal.data.images import ImageSet
 from paucal.types import UserError
 from paucal.wording import join_first_few
 
-OnBad = Literal["refuse", "skip"]
-ReportProgress = Callable[[int, int], None]
+OnBad = Literal["refuse", "skip"]  # raise a UserError if an image is unreadable, or leave unreadable images out
+ReportProgress = Callable[[int, int], None]  # called with (images done, total images) from the calling thread
 
 _CHUNK_IMAGES = 64  # images per task of a thread; small, so that the displayed progress is smooth
 _MAX_THREADS = 16  # largest number of threads

@@ -34,12 +34,12 @@ _SHARD_NUMBER = re.compile(rf"\.tar/.*-(\d{{8}}){_ENDING_PATTERN}")  # the numbe
 
 @dataclass(frozen=True, slots=True)
 class SimilarPair:
-    """Positions of two similar images, the correlation of their pixels, and the cosine of their frozen features."""
+    """Positions of two similar images, and the correlation of their pixels at 24 x 24."""
 
     first: int
     second: int
     correlation: float
-    cosine: float | None = None
+    cosine: float | None = None  # of the frozen features; None if these were not computed
 
 
 def group_by_digest(digests: Sequence[bytes]) -> list[list[int]]:

@@ -20,7 +20,7 @@ _DIGIT_OR_SIGN_HINTS = Hints(flip=False, image_size=32)  # a mirrored digit or s
 
 @dataclass(frozen=True)
 class Portion:
-    """The images of a data set that torchvision's class opens in one call, with these `arguments`."""
+    """The images that torchvision's class, or our own reader of a set, opens in one call with these `arguments`."""
 
     part: str  # "" if the data set has no official splits
     count: int  # published number of images

@@ -4,7 +4,6 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -143,13 +142,19 @@ def _refuse_empty_classes(root: Path, class_folders: list[str], classes_of_image
     empty = sorted(folder for folder in class_folders if folder.rpartition("/")[2] not in classes_of_images)
     for folder in empty:
         others = (other for other in class_folders if other != folder)
-        with suppress(OSError):  # the folders may be in an archive
-            if duplicate := next((other for other in others if os.path.samefile(root / folder, root / other)), ""):
-                raise UserError(
-                    f"the class folders '{folder}' and '{duplicate}' in {root} are the same folder: remove the link."
-                )
+        if duplicate := next((other for other in others if _is_same_file(root / folder, root / other)), ""):
+            raise UserError(
+                f"the class folders '{folder}' and '{duplicate}' in {root} are the same folder: remove the link."
+            )
     if empty:
         raise UserError(f"class folder {_quote_few(empty)} in {root} has no images; add images or remove the folder.")
+
+
+def _is_same_file(first: Path, second: Path) -> bool:
+    try:
+        return os.path.samefile(first, second)
+    except OSError:  # the folders are in an archive, or one cannot be read
+        return False
 
 
 def _image_set(

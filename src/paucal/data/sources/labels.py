@@ -43,7 +43,9 @@ def find_separator(cells: Sequence[str], user_separator: str | None = None) -> s
     A character is a separator if some cell has the character between names, and splitting at the character gives fewer
     distinct names than there are distinct cells. For ";" and "|", which are rare in names, less is required. Some name
     must be in several cells. In addition, cells (including empty cells) must have different numbers of names, or some
-    name must be at different positions. `user_separator` is the value of --label-separator.
+    name must be at different positions.
+
+    `user_separator` is the value of --label-separator: "none" for one label in each cell, None to detect the separator.
     """
     if user_separator is not None:
         return "" if user_separator == ONE_LABEL else user_separator

@@ -213,7 +213,10 @@ def _are_equally_long(lengths: NDArray[np.int64]) -> bool:
 def encode_labels(
     stored: Sequence[StoredLabels], columns: ParquetColumns, shown_path: str, separator: str | None = None
 ) -> Labels:
-    """Return the labels of all rows of several files; -1 without a label. `separator` may separate labels in a text."""
+    """Return the labels of all rows of several files; -1 without a label.
+
+    `separator` separates several labels in one text; None or "none" if each text is one label.
+    """
     kinds = sorted({values.kind for values in stored if len(values)})
     if len(kinds) > 1:
         raise UserError(
