@@ -1,5 +1,6 @@
 """Who starts workers: what each of them is given; the workers themselves are in the tests of `paucal compare`."""
 
+import pickle
 import subprocess
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import torch
 from paucal.runner.elsewhere import packages
 from paucal.types import UserError
 from paucal.verbs.compare import running
+from paucal.verbs.compare._work import work_silently
 from paucal.verbs.compare.running import ProcessWorkers
 
 
@@ -29,6 +31,10 @@ def test_processes__share_out_the_devices_that_the_call_was_allotted(tmp_path, m
     seen.clear()
     ProcessWorkers(tmp_path, 2, 4, "cpu")
     assert {env.get("CUDA_VISIBLE_DEVICES") for env in seen} == {allotted}
+
+
+def test_slurm__jobs_of_earlier_versions_find_the_function_that_they_store_by_name():
+    assert pickle.loads(b"cpaucal.verbs.compare._computing\nwork_silently\n.") is work_silently
 
 
 @pytest.mark.parametrize(

@@ -274,8 +274,9 @@ def convert_published(
     """Convert published maps, one file per image in class folders, to a folder of label maps; existing maps are kept.
 
     The maps keep their raw logits; a class that is missing from a map has the logit zero. The maps cover the central
-    square of each image, and the loss ignores the area outside this square. All training images must have a map.
-    `classes` are the names of the maps' classes in the order of their numbers, by default the classes of the set.
+    square of each image, and the loss ignores the area outside this square. Images without a map are left out; all
+    training images must have a map. `classes` are the names of the maps' classes in the order of their numbers, by
+    default the classes of the set.
     """
     names = tuple(classes or images.classes)
     if not 2 <= len(names) <= MAX_CLASSES:
