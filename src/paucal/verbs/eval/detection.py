@@ -55,6 +55,7 @@ def evaluate_detector(model: str, data: Sequence[str], settings: EvalSettings, c
         with console.progress("evaluating") as advance:
             detections, evaluation = evaluate_images(detector, card, device, boxed, positions, loader, advance)
         write_evaluation(folder, folder, evaluation, detections, boxed, indices, card, {"data": name})
+        del detections  # with masks, they take much memory while the next set is evaluated
         class_scores = sorted((value, label) for label, value in evaluation.per_class.items() if value is not None)
         worst = ", ".join(f"{label} {value:.3f}" for value, label in class_scores[:MAX_WORST_CLASSES])
         titles = {score: title for score, title in SCORE_TITLES.items() if score in evaluation.scores}

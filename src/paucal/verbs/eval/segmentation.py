@@ -88,6 +88,7 @@ def evaluate_segmenter(model: str, data: Sequence[str], settings: EvalSettings, 
             tallies = count_and_write_masks(network, masked_set, indices, options, masks, advance)
         report = segmentation_report(tallies, network.classes, run_settings.seed, selection.groups)
         write_scores(folder, report, tallies, masked_set.images.keys)
+        del tallies  # a confusion matrix for each image, which is not needed while the next set is evaluated
         console.show(report_table(report))
         console.say(
             f"{name}: mean IoU {format_score(report.mean_iou)}, pixel accuracy {format_score(report.accuracy)} "
