@@ -110,6 +110,11 @@ def test_converter__fits_positions_and_leaves_other_states_alone() -> None:
     assert "other" in checkpoint_filter_fn(foreign, model)
 
 
+@pytest.mark.parametrize("name", ["vit_tiny_cifar_patch4", "vit_mini"])
+def test_other_vits__do_not_read_the_weights_of_drlocs_vit(name: str) -> None:
+    assert "pos_embedding" in checkpoint_filter_fn(lucidrains(), timm.create_model(name))
+
+
 @pytest.mark.parametrize("size", [(16, 16), (8, 8), (24, 24), (12, 20), (32, 8)])
 def test_esvit_vit__resizes_positions_bicubically_to_each_image(size: tuple[int, int]) -> None:
     model = build(ESVIT)

@@ -117,7 +117,9 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[
     """
     state = dict(state)
     positions, projection = state.get("pos_embedding"), state.get("to_patch_embedding.1.weight")
-    if positions is not None and positions.ndim == 3 and projection is not None and projection.ndim == 2:
+    is_published = positions is not None and positions.ndim == 3 and projection is not None and projection.ndim == 2
+    # The other models of this file differ from DrLoc's ViT, so they must refuse its weights.
+    if is_published and isinstance(model, DrlocViT | EsvitViT):
         state = {rename(name, _LUCIDRAINS_NAMES.items()): value for name, value in state.items()}
         state["patch_embed.proj.weight"] = _as_kernel(state["patch_embed.proj.weight"], getattr(model, "in_chans", 3))
     if isinstance(model, EsvitViT) and model.pos_embed is not None:  # before timm resizes with antialiasing
