@@ -91,7 +91,7 @@ class SubmoduleCost:
 
 
 @contextmanager
-def meta_device() -> Iterator[None]:
+def counting_on_meta_device() -> Iterator[None]:
     """Run the `with` block on the meta device, without warnings and gradients, and restore the random states."""
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("meta"):
         warnings.simplefilter("ignore")

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from paucal.backbones import BackboneSpec
-from paucal.backbones.cost import SubmoduleCost, meta_device, submodule_cost
+from paucal.backbones.cost import SubmoduleCost, counting_on_meta_device, submodule_cost
 from paucal.tasks.detection.network.cascade import CascadeHeads
 from paucal.tasks.detection.network.detector import build_detector
 from paucal.tasks.detection.network.options import DetectorOptions
@@ -35,7 +35,7 @@ def detector_cost(
         (11176512, 9743)
     """
     options = detector_options(options) if isinstance(options, DetectSettings) else options
-    with meta_device():
+    with counting_on_meta_device():
         detector = build_detector(spec, classes, options).eval()
         stages = detector.heads.heads if isinstance(detector.heads, CascadeHeads) else [detector.heads]
         mask_layers = nn.ModuleList(

@@ -3,7 +3,7 @@
 import torch
 
 from paucal.backbones import BackboneSpec
-from paucal.backbones.cost import SubmoduleCost, meta_device, submodule_cost
+from paucal.backbones.cost import SubmoduleCost, counting_on_meta_device, submodule_cost
 from paucal.tasks.segmentation.network import build_segmentation_network
 
 
@@ -16,7 +16,7 @@ def segmenter_cost(
     auxiliary head, or None for a network without this head. The auxiliary head counts 0 multiply-adds, since only
     training uses this head.
     """
-    with meta_device():
+    with counting_on_meta_device():
         network = build_segmentation_network(spec, classes, width).eval()
         images = torch.zeros(1, spec.in_chans, *spec.image_size)
         parts = {
