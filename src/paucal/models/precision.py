@@ -83,9 +83,9 @@ def choose_precision(
 ) -> PrecisionChoice:
     """Choose bfloat16 if it is at least 1.3 times as fast as float32 on this CPU, and gives nearly the same outputs.
 
-    `forward` computes (B, D) logits or, if not `has_logits`, features, of which the first 8 `images` (N, C, H, W) are
-    used. The measured speed is cached under the name `key` of the architecture. `count` is the total number of images
-    to process with the chosen precision; None if unknown.
+    `forward` computes (B, D) logits or, if not `has_logits`, features from (B, C, H, W) images. Only the first 8 of
+    the `images` (N, C, H, W) are used. The measured speed is cached under the name `key` of the architecture. `count`
+    is the total number of images to process with the chosen precision; None if unknown.
     """
     flags = bfloat16_flags()
     if images.device.type != "cpu":

@@ -53,7 +53,8 @@ class GlobalPatchEmbedding(nn.Module):
     """A patch embedding: a convolution, a norm, optional absolute positions, and prepended global tokens.
 
     The first half of the channels of an absolute position depends on the row, the second half on the column. For
-    another grid than `absolute_grid`, the tables of rows and columns are resized bicubically.
+    another grid than `absolute_grid` (None for no absolute positions), the tables of rows and columns are resized
+    bicubically.
     """
 
     cls_token: nn.Parameter | None

@@ -22,7 +22,7 @@ def require_valid_sizes(embed_dim: int, depth: int, num_heads: int, mlp_ratio: f
 
 def require_whole_patches(size: Grid, patch: int) -> None:
     """Raise a ValueError if the sides of images in pixels are not multiples of the side of a patch."""
-    if min(size) < 1 or size[0] % patch or size[1] % patch:
+    if size[0] < 1 or size[1] < 1 or size[0] % patch or size[1] % patch:
         raise ValueError(
             f"images have {size[0]}x{size[1]} pixels; both sides must be multiples of the patch of {patch} pixels"
         )
