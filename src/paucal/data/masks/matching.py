@@ -304,7 +304,12 @@ def match_masks_by_class(
         partial(_find_by_ending, image_keys=image_keys),
         partial(_find_by_name, keys_by_folders=keys_by_folders),
     ):
-        matches = {mask.key: match for mask in masks if (match := find(mask)) is not None}
+        matches: dict[str, ImageAndClass] = {}
+        for mask in masks:
+            match = find(mask)
+            if match is None:  # usually the first mask, since few sets name masks after classes
+                break
+            matches[mask.key] = match
         if len(matches) < len(masks) or not _are_plausible_classes(matches.values()):
             continue
         masks_by_image: dict[str, list[str]] = defaultdict(list)
