@@ -56,7 +56,7 @@ def work(system: str, folder: Path, port: int, count: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from paucal.training.ledger import LedgerWriter, StartRecord
+    from paucal.runs.ledger import LedgerWriter, StartRecord
 
     inherited = memory()
     dist.init_process_group("gloo")
@@ -111,7 +111,7 @@ def preload() -> None:
 
     import paucal.data.sampler
     import paucal.data.shards.opening
-    import paucal.training.ledger
+    import paucal.runs.ledger
     import paucal.verbs.runs.verify  # noqa: F401
 
 
@@ -186,7 +186,7 @@ def watch(processes: list[Process], folder: Path, steps: float | None, dice: ran
 
 def verdict(folder: Path, count: int) -> dict[str, Any]:
     """Return what the ledger says: images of a pass that were lost, and used more than once."""
-    from paucal.training.ledger import read_records
+    from paucal.runs.ledger import read_records
     from paucal.verbs.runs.verify import kept_records
 
     done = folder / "done.json"

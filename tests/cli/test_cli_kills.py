@@ -12,7 +12,7 @@ import pytest
 
 from cli import killing
 from cli.calls import make_photos
-from paucal.training.ledger import LEDGER_FOLDER
+from paucal.runs.ledger import LEDGER_FOLDER
 from paucal.verbs.runs.verify import verify_run
 
 SEED, KILLS = 0, 3

@@ -11,15 +11,15 @@ from lightning.pytorch import Callback
 from contracts import toys
 from paucal.data.sampler import StepSampler
 from paucal.runs import RunFolder
-from paucal.training.ledger import (
+from paucal.runs.ledger import (
     LEDGER_FOLDER,
-    Ledger,
     LedgerWriter,
     StartRecord,
     image_hashes,
     next_start_number,
     read_records,
 )
+from paucal.training.ledger import Ledger
 from paucal.types import UserError
 from paucal.verbs.runs.verify import verify_run
 

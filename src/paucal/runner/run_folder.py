@@ -23,10 +23,10 @@ from paucal.runner.outputs import is_inside, refuse_inside_images
 from paucal.runner.writable import check_folder_writable
 from paucal.runs import RunFolder, create_run
 from paucal.runs.folder import ASIDE_SUFFIX, CONFIG_FILE, FRAME_FILE, RUNS_FOLDER, is_nonempty
+from paucal.runs.ledger import LEDGER_FOLDER
 from paucal.runs.lock import LOCK_FILE, RunLock, has_holder, require_unlocked
 from paucal.settings.options import flag
 from paucal.settings.shared import JobSettings
-from paucal.training.ledger import LEDGER_FOLDER
 from paucal.types import UserError
 
 S = TypeVar("S", bound=JobSettings)

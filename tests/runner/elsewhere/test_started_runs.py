@@ -15,7 +15,7 @@ from cli.calls import TINY
 from paucal.runner.elsewhere.command import Command
 from paucal.runner.elsewhere.ray import train_on_ray
 from paucal.runner.elsewhere.slurm import submit
-from paucal.training.ledger import LEDGER_FOLDER
+from paucal.runs.ledger import LEDGER_FOLDER
 from paucal.verbs.runs.verify import verify_run
 
 WORDS = (*TINY, "-b", "64", "--epochs", "3", "--device", "cpu", "--ledger")

@@ -12,8 +12,7 @@ import numpy as np
 
 from paucal.data.splits.split_csv import read_rows
 from paucal.runs import open_run
-from paucal.training import checkpoint_step
-from paucal.training.ledger import LEDGER_FOLDER, PassRecord, StartRecord, image_hashes, read_records
+from paucal.runs.ledger import LEDGER_FOLDER, PassRecord, StartRecord, image_hashes, read_records
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -91,6 +90,8 @@ def verify_run(run: str | os.PathLike[str]) -> Verdict:
     # The steps that contribute to the model: up to the end of the run or to the last checkpoint.
     saved_steps = max(record.step for record in kept) + 1
     if not folder.finished:
+        from paucal.training import checkpoint_step  # imported only when used, since the import takes seconds
+
         saved_steps = min(saved_steps, checkpoint_step(folder.last)) if folder.last.exists() else 0
     saved = sorted((record for record in kept if record.step < saved_steps), key=lambda record: record.step)
     settings = folder.read_yaml(folder.config.name).get("settings") or {}
