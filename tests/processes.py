@@ -17,7 +17,7 @@ METHOD = "fork" if sys.platform == "linux" and not torch.accelerator.is_availabl
 def run_together(function: Callable[..., None], *arguments: Any, launched: bool = False) -> None:
     """Call a function of a module in two processes, with the number of the process and some arguments.
 
-    With `launched`, both have the environment variables that torchrun sets.
+    With `launched`, both have the environment variables that torchrun sets, and may train.
     """
     assert exit_codes(function, *arguments, count=2, launched=launched) == [0, 0]
 
@@ -35,7 +35,8 @@ def exit_codes(
     function: Callable[..., None], *arguments: Any, count: int = 1, launched: bool = False
 ) -> list[int | None]:
     """Call a function as `run_together` does in `count` processes, and return their exit codes."""
-    context = multiprocessing.get_context(METHOD)
+    method = "spawn" if launched and METHOD == "fork" and not _can_fork_to_train() else METHOD
+    context = multiprocessing.get_context(method)
     port = _free_port() if launched else None
     processes = [
         context.Process(target=_run, args=(function, number, _variables(number, count, port), arguments))
@@ -52,6 +53,23 @@ def exit_codes(
     finally:
         for process in processes:
             process.kill()
+
+
+def _can_fork_to_train() -> bool:
+    """Return whether forked processes can train: not once autograd has started threads in this process."""
+    probe = multiprocessing.get_context("fork").Process(target=_compute_gradient)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks where there are threads
+        probe.start()
+    probe.join()
+    return probe.exitcode == 0
+
+
+def _compute_gradient() -> None:
+    try:
+        torch.ones(1, requires_grad=True).sum().backward()
+    except RuntimeError:  # "Unable to handle autograd's threading in combination with fork-based multiprocessing"
+        sys.exit(1)
 
 
 def _run(function: Callable[..., None], number: int, variables: Mapping[str, str], arguments: tuple[Any, ...]) -> None:
