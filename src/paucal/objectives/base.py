@@ -22,7 +22,7 @@ class Objective(nn.Module, ABC):
     """
 
     data_request: DataRequest = DataRequest()
-    # Whether weight decay also applies to class tokens and position tables, see `training.optimizers`.
+    # Whether weight decay also applies to class tokens and position tables, see `training.module.parameter_groups`.
     decays_tables: bool = False
 
     @abstractmethod
