@@ -19,7 +19,8 @@ from paucal.cli import main as program
 from paucal.cli import streams
 from paucal.cli.main import main
 from paucal.cli.streams import ERROR_HANDLER, tolerant_streams
-from paucal.runner.console import Console, PlainConsole
+from paucal.runner.console import Console
+from paucal.runner.plain_console import PlainConsole
 from paucal.types import UserError
 
 NAMES = ("猫", "Hündchen")

@@ -18,7 +18,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--clear", action="store_true", help="remove the cached files")
     values, _ = parse_arguments(parser, argv)
     from paucal.data.decoded import cache_folder as cache
-    from paucal.runner.console import PlainConsole
+    from paucal.runner.plain_console import PlainConsole
     from paucal.wording import counted
 
     console, folder = PlainConsole(soft_wrap=True), cache.cache_folder()

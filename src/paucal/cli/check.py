@@ -21,7 +21,8 @@ def run(argv: Sequence[str]) -> int:
         "data", nargs="?", default="digits", help=f"images: {DATA_HELP}; images with masks, or with boxes"
     )
     _, settings = parse_with_settings(parser, CheckSettings, argv, skip=["data"])
-    from paucal.runner.console import Console, PlainConsole
+    from paucal.runner.console import Console
+    from paucal.runner.plain_console import PlainConsole
     from paucal.verbs.check.launch import check_set, show
 
     as_json = settings.format == "json"

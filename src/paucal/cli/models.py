@@ -8,7 +8,7 @@ from rich.table import Table
 
 from paucal.cli.arguments import CommandParser, parse_arguments
 from paucal.models.table import TIMM, ListedModel, model_names, stored_table
-from paucal.runner.console import PlainConsole
+from paucal.runner.plain_console import PlainConsole
 from paucal.types import UserError
 
 DESCRIPTION = (

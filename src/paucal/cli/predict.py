@@ -35,7 +35,8 @@ def run(argv: Sequence[str]) -> int:
     values, given = parse_arguments(parser, argv)
     from paucal.export.reading import task_of_model
     from paucal.models.tasks import DETECTION, REGRESSION, SEGMENTATION
-    from paucal.runner.console import Console, PlainConsole
+    from paucal.runner.console import Console
+    from paucal.runner.plain_console import PlainConsole
     from paucal.settings.options import check_ranges
 
     settings, outputs = build_settings(values, PredictSettings), build_settings(values, OutputSettings)

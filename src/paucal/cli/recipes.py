@@ -14,7 +14,7 @@ DESCRIPTION = (
 def run(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     parse_arguments(CommandParser("recipes", DESCRIPTION), argv)
-    from paucal.runner.console import PlainConsole
+    from paucal.runner.plain_console import PlainConsole
 
     console = PlainConsole(soft_wrap=True)
     for verb, recipes in recipes_by_command().items():

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from paucal.runner.console import closed_descriptors, redirect_to_null
+from paucal.runner.plain_console import closed_descriptors, redirect_to_null
 
 ERROR_HANDLER = "paucal.escaped"  # name under which `_replace_character` is registered with `codecs`
 

@@ -68,7 +68,7 @@ def _show_study(name: str | None) -> int:
 
 
 def _print_table(table: Any, sentences: Sequence[str]) -> None:
-    from paucal.runner.console import PlainConsole
+    from paucal.runner.plain_console import PlainConsole
 
     console = PlainConsole(soft_wrap=True)
     if table is not None:

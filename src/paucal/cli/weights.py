@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _print_list() -> None:
-    from paucal.runner.console import PlainConsole
+    from paucal.runner.plain_console import PlainConsole
     from paucal.verbs.weights.listing import list_weights, weights_table
 
     console = PlainConsole()

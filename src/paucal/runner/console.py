@@ -1,62 +1,30 @@
-"""Consoles, which print messages, tables and progress to the terminal or a notebook, and log the messages."""
+"""The console of a run: prints messages, tables and progress to the terminal or a notebook, and logs the messages."""
 
 import html
 import logging
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console as Terminal
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
+from paucal.runner.plain_console import PlainConsole
 from paucal.runner.run_time import WorkForecast
 from paucal.wording import escape_controls, shorten
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
 
-FILE_WIDTH = 160  # width of output to a file or a pipe, in characters
-closed_descriptors: set[int] = set()  # file descriptors of streams that their reader, such as `head`, has closed
 # Minimum interval between updates, since each update is sent to the browser and stays in the notebook's history
 REFRESH_SECONDS = 0.2
 EPOCH_LINES = 30  # approximate maximum number of epochs that are printed in a run
-
-
-class PlainConsole(Terminal):
-    """Prints text literally: without highlighting, without emoji for `:x:`, and with control characters escaped.
-
-    Strings in tables pass through `render_str`, so that callers need not escape names of files and classes. Output to
-    a file or a pipe is wrapped at `FILE_WIDTH` characters instead of the width of a terminal.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(highlight=False, emoji=False, **options)
-        if not self.is_terminal and "COLUMNS" not in os.environ:
-            self.width = FILE_WIDTH
-
-    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
-        """Convert a string to text with control characters escaped."""
-        return super().render_str(escape_controls(text), **options)
-
-    def on_broken_pipe(self) -> None:
-        """Continue after the reader has closed the pipe, so that the run still writes all files."""
-        redirect_to_null(self.file)
-
-
-def redirect_to_null(stream: IO[str]) -> None:
-    """Redirect a stream that was closed by its reader to the null device."""
-    closed_descriptors.add(stream.fileno())
-    null_descriptor = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null_descriptor, stream.fileno())
-    os.close(null_descriptor)
 
 
 def in_notebook() -> bool:

@@ -38,7 +38,7 @@ SMALL_COVER, LARGE_COVER = 0.35, 0.65
 MIN_GROUP_FRACTION = 0.25  # minimum fraction of the masks with small cover, and of those with large cover
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MaskStore:
     """The masks of N images, which are read by the position of the image."""
 
