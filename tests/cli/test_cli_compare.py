@@ -264,7 +264,8 @@ def test_compare__a_killed_worker_is_replaced(photos, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["slurm", "ray"])
-def test_compare__on_other_workers_has_equal_numbers(photos, tmp_path, kind):
+def test_compare__on_other_workers_has_equal_numbers(photos, tmp_path, kind, monkeypatch):
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # by default 15, with which they stand still on a busy machine
     package = {"slurm": "submitit", "ray": "ray"}[kind]
     if find_spec(package) is None:  # it is not imported, since Ray reads its settings when it is
         pytest.skip(f"{package} is not installed")
