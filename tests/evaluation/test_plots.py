@@ -174,6 +174,15 @@ def test_curves_figure__each_column_is_in_its_panel():
     assert shown["validation scores"].get_ylabel() == "fraction of images"
 
 
+def test_curves_figure__names_the_units_of_a_detector():
+    shown = panels(curves_figure([{"val_ap": 0.2, "val_ap50": 0.4, "val_mask_ap": 0.1, "val_missed": 0.5}]))
+    assert {title: axes.get_ylabel() for title, axes in shown.items()} == {
+        "validation scores": "average precision",
+        "missed objects": "fraction of objects",
+    }
+    assert data(shown["missed objects"], "missed") == [[1, 0.5]]
+
+
 def test_curves_figure__marks_the_best_epoch_and_chance():
     shown = panels(save(curves_figure(ROWS, chance={"val_top1": 0.25, "train_drloc": 1 / 3})))
     assert data(shown["validation loss"], "best epoch (2)")[0][0] == 2  # a tie in top-1: the lower loss

@@ -72,8 +72,9 @@ def curves_figure(
 ) -> Figure:
     """Draw the columns of `metrics.csv` over epochs, in small panels.
 
-    All validation scores share a panel. The validation loss, each unweighted training loss (`train_*`), the learning
-    rate and every other column (such as the gradient norm) have a panel each. `weight_*` columns are not drawn.
+    All validation scores share a panel, except for the fraction of missed objects. This fraction, the validation loss,
+    each unweighted training loss (`train_*`), the learning rate and every other column (such as the gradient norm) have
+    a panel each. `weight_*` columns are not drawn.
 
     `chance` has scores at chance level, by column, which are drawn as dashed lines. `best` is the epoch of the model
     that was kept; if None, the result of `best_epoch`. `columns` is the largest number of panels side by side.
@@ -108,9 +109,12 @@ def _number_epochs(rows: Sequence[Row]) -> list[Row]:
 def _panel_of(name: str) -> tuple[int, str, str]:
     """Return the panel that shows a column: its position among all panels, its title, and the unit of its axis."""
     if name.startswith(("val_", "monitor_")) and not name.endswith("loss"):
+        if name == "val_missed":
+            return 1, "missed objects", "fraction of objects"
         if name in ("val_mean_iou", "val_pixel_accuracy"):
             return 0, "validation scores", "fraction of pixels"
-        return 0, "validation scores", "average precision" if name == "val_map" else "fraction of images"
+        is_precision = name in ("val_map", "val_ap", "val_ap50", "val_mask_ap")
+        return 0, "validation scores", "average precision" if is_precision else "fraction of images"
     if name in ("val_loss", "train_loss"):
         title = "validation loss" if name == "val_loss" else "training loss, weighted sum"
         return 1 if name == "val_loss" else 2, title, "loss"
