@@ -83,7 +83,7 @@ def image_hashes(keys: Iterable[str]) -> NDArray[np.uint64]:
 
 
 def next_start_number(run: Path) -> int:
-    """Return the value of `Start.number` for the next start or resumption of a run."""
+    """Return the value of `StartRecord.number` for the next start or resumption of a run."""
     return max((int(file.name[:6]) + 1 for file in (run / LEDGER_FOLDER).glob("??????-?????.bin")), default=0)
 
 
