@@ -82,7 +82,7 @@ class PyramidBackbone(nn.Module):
         return self.maps_from_grids(self.grids(images), self.padded_size(images.shape[-2], images.shape[-1]))
 
     def grids(self, images: Tensor) -> list[Tensor]:
-        """Return the model's grids of a batch: one per level, or the single grid from which all levels are built."""
+        """Return the model's feature maps of a batch: one per level, or the one from which all levels are built."""
         images = self._pad_images(images)
         height, width = images.shape[-2:]
         if self._image_scale != 1:

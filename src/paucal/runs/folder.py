@@ -282,7 +282,7 @@ def find_run_of_file(file: Path) -> RunFolder | None:
 
 
 def find_run_of_init(init: str | None) -> RunFolder | None:
-    """Return the run that the setting `init` names by a folder, weights file or checkpoint; None for other values."""
+    """Return the run whose folder, weights file or checkpoint `init` is; None for other values."""
     if init is None or init in PUBLISHED_WEIGHTS:
         return None
     path = Path(init).expanduser()

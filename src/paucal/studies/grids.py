@@ -70,7 +70,7 @@ def prepare_grids(call: Call) -> list[Grid]:
     """
     call = with_starts(call)
     study, small, kind, console = call.study, call.small, call.study.kind, call.console
-    prepare_first = partial(prepare_starts, call) if study.starts and small is not None else None
+    prepare_first = partial(prepare_initial_weights, call) if study.starts and small is not None else None
     grids = []
     for data in dict.fromkeys(run.data for run in call.runs):
         runs = [run for run in call.runs if run.data == data]
@@ -286,7 +286,7 @@ def read_starts(folder: Path) -> list[Grid]:
     return [read_grid(folder / STARTS / verb) for verb in START_COMMANDS if is_grid_folder(folder / STARTS / verb)]
 
 
-def prepare_starts(call: Call, rows: Grid) -> None:
+def prepare_initial_weights(call: Call, rows: Grid) -> None:
     """Check the initial weights that the rows need, estimate the training time, and store the grids that train them.
 
     There is one grid for each command that trains initial weights. `rows` is the grid of the runs that need the

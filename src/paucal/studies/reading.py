@@ -40,8 +40,8 @@ MAX_BYTES = 1 << 20  # largest size of a YAML file
 SHARED = ("paper", "source", "recipe", "epochs", "full", "telling")
 SHARED_BY_KIND = ("telling", "scales")
 # Two additional kinds in `by_kind.yaml`: TUNING_KIND is for studies of kind "train" whose rows start from trained
-# weights. ENLARGING_KIND is for studies with the entry `like: enlarge`, whose initial weights are trained on the same
-# images at a smaller image size.
+# weights. ENLARGING_KIND is for studies that fine-tune at a larger image size (`like: enlarge`): their initial weights
+# are trained on the same images at a smaller size.
 TUNING_KIND = "tune"
 ENLARGING_KIND = "enlarge"
 KINDS_WITH_STARTS = ("detect", "segment", "frozen")  # kinds of studies in which every trained row needs initial weights

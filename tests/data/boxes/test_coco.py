@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paucal.data.boxes.annotations import AnnotationSet, box_of_runs, run_lengths_of
+from paucal.data.boxes.annotations import AnnotationSet, box_of_run_lengths, run_lengths_of
 from paucal.data.boxes.opening import read_boxes
 from paucal.types import UserError
 from tasks.detection.made import coco, pictures, write_coco
@@ -187,7 +187,7 @@ def test_boxes__come_from_outlines_where_there_are_none(tmp_path: Path):
 def test_runs__have_the_box_of_their_mask(seed: int):
     generator = np.random.default_rng(seed)
     mask = generator.random(tuple(generator.integers(1, 9, 2))) < (0.1, 0.5, 1.0)[seed % 3]
-    box = box_of_runs(run_lengths_of(mask))
+    box = box_of_run_lengths(run_lengths_of(mask))
     rows, columns = np.nonzero(mask)
     if not len(rows):
         assert box is None
@@ -198,7 +198,7 @@ def test_runs__have_the_box_of_their_mask(seed: int):
 
 def test_runs_that_are_none__have_no_box():
     for size, counts in (([2, 2], [1, 9]), ([2], [1]), ([2, 2], "?"), ([0, 0], []), ([2, 2], [-1, 5]), ([2, 2], [[4]])):
-        assert box_of_runs({"size": size, "counts": counts}) is None
+        assert box_of_run_lengths({"size": size, "counts": counts}) is None
 
 
 def test_images_that_are_not_there__are_named_for_what_they_are(tmp_path: Path):

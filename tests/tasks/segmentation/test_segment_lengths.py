@@ -15,11 +15,11 @@ from paucal.training.schedules import LinearWarmup
 @pytest.mark.parametrize(("one_crop", "evaluation"), [(1.0, 0.5), (20.0, 3.0), (0.02, 0.3), (4.0, 30.0)])
 @pytest.mark.parametrize("crops", [1, 8, 64])
 def test_time__is_filled_to_a_tenth_and_never_overrun(training, one_crop, evaluation, crops):
-    for is_given in (True, False):
-        planned, epochs = plan_crops_and_epochs(training, one_crop, evaluation, crops, is_given)
+    for crops_are_given in (True, False):
+        planned, epochs = plan_crops_and_epochs(training, one_crop, evaluation, crops, crops_are_given)
         seconds = epochs * (planned * one_crop + evaluation)
         assert seconds <= training + 1e-9
-        if is_given:
+        if crops_are_given:
             assert planned == crops
             assert training - seconds < crops * one_crop + evaluation
         elif training >= 20 * one_crop + 10 * evaluation:  # so that whole numbers of crops can fill it
@@ -27,8 +27,8 @@ def test_time__is_filled_to_a_tenth_and_never_overrun(training, one_crop, evalua
 
 
 def test_time__is_filled_by_several_epochs_where_it_allows_them():
-    assert plan_crops_and_epochs(900.0, 2.0, 1.0, 50, is_given=False)[1] == 10
-    assert plan_crops_and_epochs(2.0, 5.0, 1.0, 3, is_given=False) == (1, 0)
+    assert plan_crops_and_epochs(900.0, 2.0, 1.0, 50, crops_are_given=False)[1] == 10
+    assert plan_crops_and_epochs(2.0, 5.0, 1.0, 3, crops_are_given=False) == (1, 0)
 
 
 def chosen(facts: DataAndMachine, **given):

@@ -32,7 +32,7 @@ Grid = tuple[int, int]
 
 
 class QueryKeyPairs(NamedTuple):
-    """The keys of every chunk of queries. A chunk has Q queries and, for each of S neighbouring chunks (slots), K keys.
+    """The keys that each chunk of Q queries attends to: K keys of each of S neighbouring chunks (slots).
 
     If a single chunk covers the grid, `queries`, `restore` and `keys` are None.
     """

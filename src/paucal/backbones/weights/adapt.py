@@ -121,7 +121,7 @@ def _find_converter(model: nn.Module) -> Callable[[dict, nn.Module], dict] | Non
 
 
 def _dropped_names(source: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of tensors that a conversion dropped; empty if tensors may have been merged into new ones."""
+    """Return the names of tensors that a conversion dropped; empty if unknown, as it may have merged tensors."""
     kept_ids = {id(value) for value in converted.values()}
     source_ids = {id(value) for value in source.values()}
     if any(name not in source and id(value) not in source_ids for name, value in converted.items()):

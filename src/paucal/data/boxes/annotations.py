@@ -178,9 +178,9 @@ def unpack_run_lengths(text: bytes) -> NDArray[np.int64]:
     return numbers
 
 
-def box_of_runs(outline: dict[str, Any]) -> Corners | None:
+def box_of_run_lengths(mask: dict[str, Any]) -> Corners | None:
     """Return the box around a mask, given as COCO run lengths; None if the mask is empty or invalid."""
-    size, counts = outline.get("size"), outline.get("counts")
+    size, counts = mask.get("size"), mask.get("counts")
     if not isinstance(size, list) or len(size) != 2 or any(type(side) is not int or side < 1 for side in size):
         return None
     try:

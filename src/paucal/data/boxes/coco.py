@@ -16,7 +16,7 @@ from paucal.data.boxes.annotations import (
     add_image,
     are_numbers,
     box_of_points,
-    box_of_runs,
+    box_of_run_lengths,
     positive_size,
     unique_class_names,
 )
@@ -239,7 +239,7 @@ def _finite_number(value: Any) -> float | None:
 def _box_of_outline(outline: Any) -> Corners | None:
     """Return the box around an outline; None if the outline is invalid, which is reported when masks are read."""
     if isinstance(outline, dict):
-        return box_of_runs(outline)
+        return box_of_run_lengths(outline)
     polygons = [polygon for polygon in outline if isinstance(polygon, list)] if isinstance(outline, list) else []
     values = [value for polygon in polygons for value in polygon[: len(polygon) // 2 * 2]]
     if not values or not all(type(value) in (int, float) for value in values):

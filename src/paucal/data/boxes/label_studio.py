@@ -22,7 +22,7 @@ from paucal.data.boxes.annotations import (
     Layout,
     add_image,
     are_numbers,
-    box_of_runs,
+    box_of_run_lengths,
     polygon_of_points,
     positive_size,
     run_lengths_of,
@@ -214,7 +214,7 @@ def _read_region(value: Mapping[str, Any], context: _RegionContext, kind: str) -
             runs = run_lengths_of(decode_brush(value["rle"], context.size))
         except ValueError as problem:
             raise context.error(kind, f"whose mask cannot be read ({problem}): draw the mask again") from None
-        box = box_of_runs(runs)
+        box = box_of_run_lengths(runs)
         return None if box is None else (box, runs)
     if isinstance(value.get("points"), list):
         points = value["points"]

@@ -219,7 +219,7 @@ def _letter_of_cell(cell: str) -> str:
 
 
 def _read_rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list[str]]:
-    """Return the rows of a table, the form of its boxes (one of `FORMS`), and notes."""
+    """Return the rows of a table, the format of its boxes (one of `FORMS`), and notes."""
     text, notes = tree.read_text(file, MAX_BYTES)
     shown_path = tree.shown_path(file)
     rows = csv_rows(Path(shown_path), text)

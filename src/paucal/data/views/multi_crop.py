@@ -101,7 +101,7 @@ class FitThenTransform:
 def jitter_colours(view: Image.Image) -> Image.Image:
     """Change brightness, contrast, saturation and hue by random factors in random order, as torchvision does."""
     factors = [(2 * draw - 1) * strength for draw, strength in zip(torch.rand(4).tolist(), JITTER, strict=True)]
-    # torchvision's operations without its handling of arguments, which for 32-pixel images takes as long.
+    # The operations of torchvision, called directly: for 32-pixel images its checks of arguments take as long.
     enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
     for number in torch.randperm(4).tolist():
         if number < len(enhancers):

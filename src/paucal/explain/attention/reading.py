@@ -168,10 +168,12 @@ def _global_groups(weights: Tensor, call: AttentionCall, images: Tensor) -> Atte
     if queries not in (1, keys) and layout.pools == "nothing":
         return None  # keys may be pooled along rows (NextViT)
     n_prefix = int(getattr(layer, "has_cls_token", False)) if pools_queries else None
-    tokens = tokens_of(keys if queries == 1 and not pools_queries else queries, call.model, size, suffix, n_prefix)
+    tokens = layout_of_tokens(
+        keys if queries == 1 and not pools_queries else queries, call.model, size, suffix, n_prefix
+    )
     if tokens is None:
         return None
-    key_tokens = tokens if keys == len(tokens) else tokens_of(keys, call.model, size, prefix=len(tokens.prefix))
+    key_tokens = tokens if keys == len(tokens) else layout_of_tokens(keys, call.model, size, prefix=len(tokens.prefix))
     if key_tokens is None:
         return None
     return AttentionGroups(
@@ -179,7 +181,7 @@ def _global_groups(weights: Tensor, call: AttentionCall, images: Tensor) -> Atte
     )
 
 
-def tokens_of(
+def layout_of_tokens(
     count: int, model: nn.Module, image_size: Size, suffix: tuple[str, ...] = (), prefix: int | None = None
 ) -> Tokens | None:
     """Return the names and the grid of `count` tokens of a model; None if the patch tokens do not form a grid.

@@ -143,7 +143,7 @@ def queries_figure(picture: Picture, views: Sequence[HeadView], tokens: Sequence
 
 
 def _draw_head(panel: Axes, picture: Picture, view: HeadView, index: int, top: float, title_size: float = 9) -> None:
-    """Draw a head, which is given by its position in the view, with its mask as an outline."""
+    """Draw an attention head, given by its position in the view, with the outline of its mask."""
     draw_cell_heat(panel, picture, view.maps[index], 0.0, top)
     _draw_outline(panel, view.masks[index], picture.shape[:2])
     draw_title(panel, f"head {int(view.heads[index]) + 1}, {float(view.entropy[index]):.1f} bits", title_size)

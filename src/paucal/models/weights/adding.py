@@ -118,7 +118,7 @@ def check_weights(
 
 @torch.inference_mode()
 def compute_outputs(weights: CheckedWeights, state: Mapping[str, Tensor]) -> Tensor:
-    """Return the model's (N, K) outputs with a state dict for crops of two sample photographs.
+    """Load a state dict into the model, and return its (N, K) outputs for crops of two sample photographs.
 
     The outputs are logits, or features if the model has no classifier. `weights` gives the model and the preprocessing.
     """

@@ -192,7 +192,7 @@ def result_lines(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluat
 
 
 def kept_model_text(run: RunFolder, setup: TrainingSetup, outcome: Outcome, finish: PostTrainingChanges) -> str:
-    """Return a text on which model was kept and why, with the image size of the model if tuning used another size."""
+    """Return which model was kept, and why, as text; with the model's image size if tuning used another size."""
     text = describe_kept_model(setup.tune_record, outcome, finish, setup.is_selected)
     height, width = read_card(run).backbone.image_size
     is_tuned_size = (height, width) == setup.card.backbone.image_size
@@ -227,18 +227,18 @@ def next_steps(run: RunFolder, setup: TrainingSetup) -> list[str]:
         return [*steps, f"paucal next {path} more_images/     # which images to label next"]
     contrast = method_of(settings).suggested_comparison
     if contrast is not None:
-        steps.append(f"{command_with_changes(setup, method=contrast[0])}     # {contrast[1]}")
+        steps.append(f"{command_with_changed_settings(setup, method=contrast[0])}     # {contrast[1]}")
     if settings.data == "digits":
         steps.append("paucal train photos/     # your own images, one folder per class")
     else:
-        longer = command_with_changes(setup, epochs=2 * settings.epochs_or_1)
+        longer = command_with_changed_settings(setup, epochs=2 * settings.epochs_or_1)
         if settings.time is not None:
-            longer = command_with_changes(setup, time=f"{max(1, round(parse_duration(settings.time) / 30))}m")
+            longer = command_with_changed_settings(setup, time=f"{max(1, round(parse_duration(settings.time) / 30))}m")
         steps.append(f"{longer}     # train for longer")
     return steps
 
 
-def command_with_changes(setup: TrainingSetup, **changes: Any) -> str:
+def command_with_changed_settings(setup: TrainingSetup, **changes: Any) -> str:
     """Return the `paucal train` command of this run with changed settings and without `--output`."""
     settings = {**vars(setup.settings), **changes}
     given_names = {name for name, origin in setup.origins.items() if origin in ("flag", "config", "given")}
@@ -300,7 +300,7 @@ def _describe_final_weights(finish: PostTrainingChanges) -> str:
 def describe_kept_model(
     record: TuneRecord | None, outcome: Outcome, finish: PostTrainingChanges, selected: bool
 ) -> str:
-    """Return a text on which weights are the run's final model, and why; `selected` says if an epoch was selected."""
+    """Return which weights the final model has, and why, as text; `selected` says whether an epoch was selected."""
     if finish.by_loss:
         other_losses = "those of its tuned head and the first model" if finish.head else "the first model's"
         return (

@@ -98,7 +98,7 @@ def coco_json_text(
 
 
 def read_detections(file: Path) -> pa.Table:
-    """Read a file with the text of `coco_json_text` as a table of image key, class, score and corners in pixels."""
+    """Read a file written by `coco_json_text`, as a table of image key, class, score and corners in pixels."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         keys = {image["id"]: image["file_name"] for image in content["images"]}

@@ -189,7 +189,7 @@ def _perimeter(polygon: list[float]) -> float:
 
 
 def _check_run_lengths(outline: dict[str, Any], size: tuple[int, int], where: str) -> NDArray[np.int64]:
-    """Return the run lengths of an outline; raise a UserError for invalid run lengths."""
+    """Return the run lengths of a mask; raise a UserError if they are invalid."""
     stated, counts = outline.get("size"), outline.get("counts")
     if not isinstance(stated, list) or [*stated] != [*size] or any(type(side) is not int for side in stated):
         raise UserError(f"{where} whose size is {short_repr(stated)}, expected {[*size]} (height, width): {REMEDY}.")

@@ -89,7 +89,7 @@ class CollapseWatcher:
         return self._get_verdict(self._rows, 1) is not None
 
     def history(self) -> list[dict[str, Any]]:
-        """Return a dict per change of the verdict, with "epoch", "kind" (None if healthy again) and "sentence"."""
+        """Return a dict for each change of the diagnosis: "epoch", "kind" (None if healthy again) and "sentence"."""
         return [dict(entry) for entry in self._history]
 
     def _report_change(self, epoch: float, previous_kind: str | None) -> None:

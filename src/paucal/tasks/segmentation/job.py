@@ -135,8 +135,10 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         training_seconds = seconds_left - pace.closing_seconds(counts)
         crop_seconds = pace.step * counts["train"] / settings.effective_batch  # per epoch, with one crop per image
         eval_seconds = pace.evaluation(counts)
-        is_given = setup.origins["crops"] != "default" and not is_automatic(setup.origins["crops"])
-        crops, epochs = plan_crops_and_epochs(training_seconds, crop_seconds, eval_seconds, settings.crops, is_given)
+        crops_are_given = setup.origins["crops"] != "default" and not is_automatic(setup.origins["crops"])
+        crops, epochs = plan_crops_and_epochs(
+            training_seconds, crop_seconds, eval_seconds, settings.crops, crops_are_given
+        )
         epoch_seconds = crops * crop_seconds + eval_seconds
         if epochs < 1:
             assert settings.time is not None  # the length is planned only for a time budget
@@ -233,7 +235,7 @@ def segment(
 
 
 def plan_crops_and_epochs(
-    training_seconds: float, crop_seconds: float, eval_seconds: float, crops: int, is_given: bool
+    training_seconds: float, crop_seconds: float, eval_seconds: float, crops: int, crops_are_given: bool
 ) -> tuple[int, int]:
     """Return the number of crops per image and epoch, and the number of epochs, that fill a time.
 
@@ -241,12 +243,12 @@ def plan_crops_and_epochs(
     unless the user gave it.
 
     Example:
-        >>> plan_crops_and_epochs(100.0, crop_seconds=1.0, eval_seconds=1.0, crops=24, is_given=True)
+        >>> plan_crops_and_epochs(100.0, crop_seconds=1.0, eval_seconds=1.0, crops=24, crops_are_given=True)
         (24, 4)
-        >>> plan_crops_and_epochs(100.0, crop_seconds=1.0, eval_seconds=1.0, crops=24, is_given=False)
+        >>> plan_crops_and_epochs(100.0, crop_seconds=1.0, eval_seconds=1.0, crops=24, crops_are_given=False)
         (9, 10)
     """
-    if not is_given:
+    if not crops_are_given:
         max_epochs = max(1, int(training_seconds / (crop_seconds + eval_seconds)))
         epochs = min(max_epochs, max(MIN_EPOCHS, round(training_seconds / (crops * crop_seconds + eval_seconds))))
         crops = max(1, int((training_seconds / epochs - eval_seconds) / crop_seconds))

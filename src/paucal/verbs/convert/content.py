@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.boxes.annotations import Corners, box_of_runs, run_lengths_of
+from paucal.data.boxes.annotations import Corners, box_of_run_lengths, run_lengths_of
 from paucal.data.boxes.opening import read_boxes
 from paucal.data.classes import valid_text
 from paucal.data.images import UNKNOWN, ImageSet
@@ -208,7 +208,7 @@ def list_objects(content: LabelledSet, item: LabelledImage) -> Sequence[Annotate
     for name, number in content.class_numbers.items():
         if name != BACKGROUND and (mask == number).any():
             runs = run_lengths_of(mask == number)
-            box = box_of_runs(runs)
+            box = box_of_run_lengths(runs)
             assert box is not None
             objects.append(AnnotatedObject(name, box, outline=runs))
     return objects

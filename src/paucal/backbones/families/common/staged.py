@@ -64,7 +64,7 @@ class StagedBackbone(ModelWithClassifier):
         output_fmt: Literal["NCHW"] = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Return the map of each stage, with timm's arguments and results, as its staged models do.
+        """Return the feature map of each stage, like `forward_intermediates` of timm's models with stages.
 
         `norm` applies the final norm to the last stage's map. The final features are normalised if the last stage was
         computed.

@@ -91,7 +91,7 @@ class TokenBackbone(ModelWithClassifier):
         output_fmt: Literal["NCHW", "NLC"] = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Return the outputs of blocks, with timm's arguments and results, as its transformers do."""
+        """Return the outputs of blocks, like `forward_intermediates` of timm's transformers."""
         selected = take_indices(len(self.blocks), indices)
         x, grid = self.embed(x)
         outputs = {}

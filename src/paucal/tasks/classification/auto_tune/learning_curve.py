@@ -28,7 +28,7 @@ SLOPE_POINTS = 3  # the forecast's slope is fitted to the last SLOPE_POINTS poin
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """The mean number of training images per class, and the cross-validated accuracy of heads fitted to this number."""
+    """The mean number of training images per class, and the cross-validated accuracy of heads fitted to these."""
 
     per_class: float
     accuracy: Score

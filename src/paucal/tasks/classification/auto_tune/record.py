@@ -50,7 +50,7 @@ class TuneRecord:
     spent: float = 0.0  # seconds spent so far, including earlier calls of a resumed run
     candidate_scores: tuple[EvaluatedModel, ...] = ()  # on a sample of the training images
     probe: EvaluatedModel | None = None  # linear head on frozen features; None before it is fitted
-    # Seconds per training image, by image size and frozen stages; None if a step does not fit in the memory.
+    # Seconds per training image for each image size and number of frozen stages; None if a step does not fit in memory.
     sizes: Mapping[str, float | None] = field(default_factory=dict)
     # Image size, seconds per epoch and number of trial steps, by name of the preset; None for a preset that does not
     # fit in the time or the memory.
