@@ -119,14 +119,14 @@ def _absolute_path(path: str) -> str:
 def decode_options_for_size(
     image_size: Sequence[int] | None, like: DecodeOptions = DEFAULT_DECODE_OPTIONS
 ) -> DecodeOptions:
-    """Return options like `like` for an image size (height, width); None means that images are decoded at full size."""
+    """Return a copy of `like` for an image size (height, width); for the size None, images keep their full size."""
     return replace(like, side=None if image_size is None else stored_side(image_size))
 
 
 def initial_decode_options(
     settings: DataSettings, images: ImageSet, stored: DecodeOptions | None = None
 ) -> DecodeOptions:
-    """Return the options with which a run first reads its images: `stored` ones of a resumed run, else by channels.
+    """Return the options with which a run first reads its images: `stored` if the run is resumed, else new options.
 
     The settings name the channels, or else the images determine them.
     """

@@ -186,7 +186,7 @@ def show_config(job: Job[S, A, Any], settings: S, origins: Mapping[str, str]) ->
 def _local_folder(
     place: P, exit_stack: ExitStack, console: Console, overwrite: bool = False, is_resumed: bool = False
 ) -> tuple[P | str, list[Callback]]:
-    """Return the local folder of a run on object storage, and the callback that copies it there; other places as is.
+    """Return the local folder of a run on object storage, and a callback that uploads it; return other paths unchanged.
 
     The lock on the storage is held until `exit_stack` is closed.
     """

@@ -15,7 +15,7 @@ WARMUP_STEPS, TIMED_STEPS = 2, 5  # number of untimed and then of timed steps be
 
 
 class TrainingBar(Callback):
-    """Shows a progress bar of steps, which is not started yet, with the mean loss of the current epoch."""
+    """Shows `bar`, a progress bar that is not started yet, with the steps and the mean loss of the current epoch."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar

@@ -15,7 +15,7 @@ FileStamp = tuple[int, int, int]  # size in bytes, modification time in ns, and 
 
 
 def take_snapshot(folder: Path, target: Path) -> dict[str, FileStamp]:
-    """Replace `target` with a copy of a run's files of one moment; return the stamp of each file by relative path.
+    """Replace `target` with a copy of a run's files at one moment; return the stamp of each file by relative path.
 
     Checkpoints are hard-linked, since runs replace checkpoint files but never change them. Other files may grow.
     """

@@ -35,7 +35,7 @@ def write_in_folder(storage: Any, path: str, write: Callable[[str], None]) -> No
 
 
 class StorageLock:
-    """An exclusive lock on an fsspec file system, at `path` without the suffix; `what` is the run in messages."""
+    """An exclusive lock on an fsspec file system, in the object `path`.json; messages call the locked run `what`."""
 
     def __init__(self, storage: Any, path: str, what: str) -> None:
         self.what = what
@@ -91,7 +91,7 @@ class StorageLock:
                 self._storage.pipe_file(self._path, self._lock_content())
 
     def _acquire(self, path: str) -> None:
-        """Create the lock's object, or replace that of a dead process, under a second lock for that replacement."""
+        """Create the lock's object; an object of a dead process is replaced while holding a second lock."""
         while not self._create_lock(path):
             holder = self._read_lock(path)
             if holder is None:  # the lock was just released

@@ -38,8 +38,8 @@ CHOSEN_WEIGHTS = "auto"  # pretrained weights that were chosen automatically; su
 COCO = "coco"  # the weights that torchvision publishes for a detector
 PUBLISHED_WEIGHTS = (TIMM, CHOSEN_WEIGHTS, COCO)
 MAX_ANCESTORS = 32  # largest length of a chain of runs in which each run started from the weights of the next run
-GRID_FILE = "grid.json"  # in the folder of a comparison or study
-SCORES_FILE = "judged.json"  # in the parent folder of a run; contains the run's scores by evaluation protocol
+GRID_FILE = "grid.json"  # stored in the folder of a comparison or study
+SCORES_FILE = "judged.json"  # stored in the parent folder of a run; contains the run's scores by evaluation protocol
 
 
 class _PlainDumper(yaml.SafeDumper):

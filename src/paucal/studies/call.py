@@ -44,7 +44,7 @@ class Call:
 
     study: Study
     runs: Sequence[PlannedRun]
-    small: Scale | None  # None at full scale
+    small: Scale | None  # the smaller scale that was requested; None at full scale
     settings: StudySettings
     locations: DataLocations
     folder: Path

@@ -26,12 +26,12 @@ class ModelCost:
     """The size of a model, and its multiply-adds for one image in billions (None if they cannot be counted)."""
 
     params: float  # parameters in millions, including frozen ones
-    gmacs: float | None  # without the two matrix products of attention, as fvcore counts
-    gmacs_all: float | None  # with these products
+    gmacs: float | None  # multiply-adds without the two matrix products in attention, as fvcore counts
+    gmacs_all: float | None  # multiply-adds with these products
 
 
 def counted_value(study: Study, row: Row, column: Column) -> float | None:
-    """Return the number of a row's published model that the column counts; None without a model or a count."""
+    """Return a column's count for the published model of a row; None if there is no model or the count fails."""
     if not row.model:
         return None
     classes = row.classes if row.classes is not None else column.classes

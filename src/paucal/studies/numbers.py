@@ -38,7 +38,7 @@ class Measurement:
     value: float  # mean over seeds, in the unit of the column
     deviation: float | None = None  # standard deviation over seeds; None if there is only one seed
     seeds: int = 0  # number of seeds, with one run each; 0 if the number is a count or a time
-    gain: float | None = None  # over the row's baseline, in the unit of the column; None if there is no baseline
+    gain: float | None = None  # gain over the row's baseline, in the unit of the column; None if there is no baseline
     difference: Difference | None = None  # the gain as a fraction; None if predictions on test images are not stored
     random: float | None = None  # score of random weights; None if the study does not evaluate frozen features
     # Ends of the interval over test images if there is a single run, or quartiles of times; otherwise None.
@@ -126,7 +126,7 @@ def _published_gain(study: Study, row: Row, index: int) -> float | None:
 
 
 def _measured_number(study: Study, row: Row, column: Column, run_results: RunResults) -> tuple[Measurement | None, str]:
-    """Return the measured number in a row and a column, and ""; or None and the reason why there is no number."""
+    """Return (the measured number in a row and a column, ""), or (None, the reason why there is no number)."""
     if column.metric in COUNTED_METRICS:
         value = counted_value(study, row, column)
         return (None, "not built here") if value is None else (Measurement(value), "")
@@ -168,7 +168,7 @@ def _measure_runs(study: Study, row: Row, column: Column, run_results: RunResult
 
 
 def _derived_number(study: Study, row: Row, column: Column, run_results: RunResults) -> tuple[Measurement | None, str]:
-    """Return a row's mean score or number of wins over all data sets, and ""; or None and the reason for None."""
+    """Return (a row's mean score or number of wins over all data sets, ""), or (None, the reason why there is none)."""
     sets = [_scores_by_seed(row, other, run_results) for other in study.trained_columns]
     if None in sets:
         return None, NOT_RUN
@@ -222,7 +222,7 @@ def measure_arm(column: Column, arm: ArmOutcome, baseline: ArmOutcome | None) ->
 def measure_scores(
     column: Column, runs: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]]
 ) -> tuple[Measurement | None, str]:
-    """Return the measurement from the stored scores of a row's and its baseline's runs; or None and the reason."""
+    """Return (the measurement from the stored scores of a row and its baseline, ""), or (None, the reason why not)."""
     scores, base = (
         {run["seed"]: score for run in part if (score := score_of(column, run)) is not None}
         for part in (runs, baseline)
@@ -238,7 +238,7 @@ def measure_scores(
 
 
 def score_of(column: Column, run: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return a run's score with its "random", "low" and "high" if stored, in the unit of a column; None without."""
+    """Return a run's score, and "random", "low" and "high" if stored, in a column's unit; None if it has no score."""
     if column.metric == "knn_curve":
         curve = [row["val_knn"] for row in run["rows"] if np.isfinite(row.get("val_knn", np.nan))]
         return {"trained": 100 * curve[max(1, round(column.at * len(curve))) - 1]} if curve else None

@@ -24,11 +24,12 @@ class PlannedRun:
 
     row: Row
     columns: tuple[Column, ...]  # columns whose numbers this run measures
-    name: str  # unique among the runs on the same images
+    name: str  # name of the run, unique among the runs on the same images
     data: str  # name of the data set to train on, or of the images that replace it at a smaller scale
     evaluated: str  # name of the data set to evaluate frozen features on, or of its replacement
     epochs: int
-    settings: Mapping[str, Any] = field(hash=False)  # of the command that computes the run, without images and seed
+    # Settings of the command that computes the run, except the images and the seed.
+    settings: Mapping[str, Any] = field(hash=False)
     against: str = ""  # name of the baseline run; "" if there is no baseline
 
 
@@ -98,7 +99,7 @@ def initial_weights_settings(study: Study, start: InitialWeights, small: Scale) 
 
 def with_given_start(study: Study, run: PlannedRun, init: str) -> PlannedRun:
     """Return a copy of a full-scale run that starts from `init` (a run or a file) instead of published weights."""
-    model = study.models[run.row.model].full.name  # without the tag of the published weights
+    model = study.models[run.row.model].full.name  # omits the tag of the published weights
     return replace(run, settings={**run.settings, "model": model, "init": init})
 
 

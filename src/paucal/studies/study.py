@@ -38,7 +38,7 @@ class DataSet:
     classes: int
     named: str = ""  # name by which paucal can open the data set; "" if paucal cannot open it by name
     how: str = ""  # how to get the files if paucal does not download them
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of a run on this data set, such as `classes`
+    settings: Mapping[str, Any] = field(default_factory=dict)  # settings of runs on this data set, such as `classes`
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Model:
 
     full: Architecture
     gmacs: float  # multiply-adds per image in billions, including attention; used to estimate the cost
-    side: int = 224  # of the images, in pixels
-    standin: Architecture | None = None  # replaces the model at the smaller scales; None if there is no such model
+    side: int = 224  # side of the images in pixels
+    standin: Architecture | None = None  # replacement at the smaller scales; None if there is no replacement
     network: str = ""  # detector or segmenter whose backbone the model is, one of `NETWORKS`
     shape: tuple[int, ...] = ()  # height and width in pixels of the images of the detector or segmenter
     width: int = 512  # number of channels of a segmenter's head
@@ -75,7 +75,7 @@ class StartTraining:
     """How initial weights (in code called "starts") are trained at a smaller scale."""
 
     epochs: int
-    side: int  # of the images, in pixels
+    side: int  # side of the images in pixels
     # Name of the labelled images; "" to use the images of the rows, with the split of the teacher of their label maps.
     data: str = ""
     images: int = 0  # maximum number of training images; no effect if `data` is ""
@@ -89,13 +89,14 @@ class Scale:
 
     data: str  # name of the images that replace all published data sets
     images: int
-    epochs: int  # of a run with `Study.epochs` epochs at full scale; other runs are scaled in proportion
+    # Number of epochs of a run that has `Study.epochs` epochs at full scale; other runs are scaled in proportion.
+    epochs: int
     seeds: tuple[int, ...]
-    side: int  # of the images, in pixels
+    side: int  # side of the images in pixels
     set: Mapping[str, Any] = field(default_factory=dict)
     rows: tuple[str, ...] = ()  # names of the rows that are run; () to run all trained rows
-    teacher: Teacher | None = None  # None if no row needs label maps
-    start_training: StartTraining | None = None  # None if the rows start from random weights
+    teacher: Teacher | None = None  # teacher that makes label maps; None if no row needs label maps
+    start_training: StartTraining | None = None  # training of initial weights; None if all start from random weights
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,8 @@ class RowOrColumn:
     # Name of the data set to train on or, in a column of frozen features, to evaluate on. "" in a row if the columns
     # name the data sets, and in a column if the rows do.
     data: str = ""
-    epochs: int | None = None  # None for the study's number of epochs
-    classes: int | None = None  # of the model whose parameters are counted; None for the default
+    epochs: int | None = None  # number of epochs of the runs; None for the study's number
+    classes: int | None = None  # number of classes of the model whose parameters are counted; None for the default
     against: str = ""  # name of the baseline, another row or column; "" if there is no baseline
 
 
@@ -121,7 +122,7 @@ class Column(RowOrColumn):
     metric: str = "quoted"  # one of `METRICS`
     # Epoch at which a training curve is read, as a fraction of all epochs or, for "knn_curve", of the monitored epochs.
     at: float = 1.0
-    study: str = ""  # study whose full-scale results have the numbers; "" if this study measures them
+    study: str = ""  # study whose full-scale results contain the numbers; "" if this study measures them
 
 
 @dataclass(frozen=True)
@@ -171,8 +172,10 @@ class Study:
     misprints: tuple[str, ...] = ()  # misprints of the paper, and other remarks on its numbers
     telling: str = ""  # sentences on what the smaller scales can and cannot show
     without: str = ""  # reason why the study has no smaller scales; "" if it has smaller scales
-    starts: Mapping[str, InitialWeights] = field(default_factory=dict)  # empty if all rows start from random weights
-    draws: Mapping[str, str] = field(default_factory=dict)  # column of each of the `FIGURE_AXES`; empty without figure
+    # Initial weights by key; empty if all rows start from random weights.
+    starts: Mapping[str, InitialWeights] = field(default_factory=dict)
+    # Column for each of `FIGURE_AXES`; empty if the study has no figure.
+    draws: Mapping[str, str] = field(default_factory=dict)
     see: str = ""  # how to reproduce a study that cannot be run, or where paucal implements what the study shows
     note: str = ""  # remark to print below the table
 

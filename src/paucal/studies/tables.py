@@ -24,7 +24,7 @@ COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:
 
 
 def shown_rows(lines: Sequence[TableNumber], heading: str = "measured") -> list[dict[str, str]]:
-    """Return a row for each number of the page, by column heading; `heading` is that of the measured numbers."""
+    """Return a row for each number of the page, by column heading; the measured numbers are in column `heading`."""
     rows = []
     for line in lines:
         if line.published is None and line.why == NOT_RUN:

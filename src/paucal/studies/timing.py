@@ -59,7 +59,7 @@ class ModelSpeed:
 class ModelSpeeds:
     """The measured speed of each row's model, by the row's name."""
 
-    speeds: Mapping[str, ModelSpeed | None]  # None if this device cannot run the model
+    speeds: Mapping[str, ModelSpeed | None]  # speed by row name; None if this device cannot run the model
     words: str  # sentence that describes the device and the measurement
 
 
@@ -97,7 +97,7 @@ def timed_rows(study: Study, names: Sequence[str] | None) -> list[Row]:
 
 
 def timed_value(study: Study, row: Row, column: Column, timed: ModelSpeeds) -> tuple[Quartiles | None, str]:
-    """Return the value in a row and in a column of times, and ""; or None and the reason why there is no value.
+    """Return (the value in a row and a column of speeds, ""), or (None, the reason why there is no value).
 
     The metric "throughput" is images per second on this device. "throughput_scaled" is comparable with the paper: the
     published number of the reference row, which other rows name as `against`, times the ratio of the two rows' images

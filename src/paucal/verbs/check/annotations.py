@@ -52,7 +52,7 @@ REPEATED_ADVICE = "remove one box of each pair, since the second counts as an er
 
 
 def open_with_masks(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | None:
-    """Open images with masks as `paucal segment` does, with its refusal as a finding; return None without masks."""
+    """Open images with masks as `paucal segment` does; errors become findings. Return None if there are no masks."""
     root = Path(os.path.expanduser(settings.data))  # Path.expanduser raises an error for an unknown user
     paths = [None if text is None else Path(os.path.expanduser(text)) for text in (settings.images, settings.masks)]
     mask_settings = (settings.images, settings.masks, settings.mask_values, settings.ignore)
@@ -160,7 +160,7 @@ def _describe_masks(masked: MaskedImages, pairs: ImageMaskPairs) -> tuple[ImageS
 
 
 def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | None:
-    """Open boxes in any layout as `paucal detect` does, with its refusal as a finding; return None without boxes."""
+    """Open boxes in any layout as `paucal detect` does; errors become findings. Return None if there are no boxes."""
     data, is_requested = settings.data, settings.verb == "detect"
     path = Path(os.path.expanduser(data))
     if settings.verb not in (None, "detect") or (is_requested and not path.exists()):
@@ -279,7 +279,7 @@ def _marked_finding(
 
 
 def _is_outside(image: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
-    """Return a mask of the boxes entirely outside the image; if its size is unknown, only of those left of or above."""
+    """Return a mask of the boxes entirely outside the image; if its size is unknown, only boxes left of or above it."""
     height, width = image.size or (np.inf, np.inf)
     return (boxes[:, 0] >= width) | (boxes[:, 1] >= height) | (boxes[:, 2] <= 0) | (boxes[:, 3] <= 0)
 

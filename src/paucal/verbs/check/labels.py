@@ -68,7 +68,7 @@ class FeatureReader:
         """
         if self.module is None or self.preprocess is None:
             return _pixel_features(reduce_images(images, 4 * PIXEL_SIDE), indices, progress)
-        images = reduce_images(images, 2 * max(self.preprocess.image_size))  # as in training
+        images = reduce_images(images, 2 * max(self.preprocess.image_size))  # training reduces images in the same way
         transform = DownscalingTransform(self.preprocess.transform(), detail)
         # Published weights have three input channels, so they get the first three channels of the images.
         if self.preprocess.channels == RGB != images.decode_options.channels:
@@ -179,7 +179,7 @@ def find_suspects(
     given = torch.from_numpy(labels).long()
     shares = np.zeros((len(labels), n_classes))  # out-of-fold probabilities
     with console.progress("fitting classifiers") as advance:
-        penalty = fit_head(features, given, n_classes, seed).strength  # as for the linear probe of `paucal train`
+        penalty = fit_head(features, given, n_classes, seed).strength  # chosen as for the linear probe of a run
         splitter = StratifiedGroupKFold(min(FOLDS, len(np.unique(groups))), shuffle=True, random_state=seed % 2**32)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # some classes have fewer images than folds

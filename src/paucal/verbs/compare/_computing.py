@@ -1,3 +1,3 @@
-"""The earlier module of `work_silently`, by which SLURM jobs that were submitted before it moved still import it."""
+"""The former module of `work_silently`, kept for SLURM jobs that were submitted before the function was moved."""
 
 from paucal.verbs.compare._work import work_silently as work_silently

@@ -108,7 +108,7 @@ def compute_next(cells: Sequence[Cell], compute: Compute, threads: int) -> bool 
 
 @contextmanager
 def lock_cell(cell: Cell) -> Iterator[bool]:
-    """Lock a cell within the block, until it ends or this worker dies; yield whether this worker may compute it."""
+    """Lock a cell until the block ends or this worker dies; yield whether this worker may compute the cell."""
     with ExitStack() as lock:
         try:
             lock.enter_context(lock_folder(cell.folder, "the cell"))

@@ -57,7 +57,8 @@ class ArmOutcome:
     expected: int  # number of runs that the arm has when all seeds of the grid are finished
     scores: Mapping[str, ScoreOverSeeds]
     baseline: str = ""  # name of the arm that this arm is compared with; "" if there is none
-    gain: Difference | None = None  # in accuracy, on the seeds that both arms have finished; None without such seeds
+    # Gain in accuracy over the baseline, on the seeds that both arms have finished; None if there are no such seeds.
+    gain: Difference | None = None
     rate: float | None = None  # chosen learning rate; None if learning rates were not searched
 
     @property
@@ -206,7 +207,7 @@ def scores_of(cell: Cell) -> Scores:
 
 
 def _score_numbers(score: Any) -> dict[str, float]:
-    """Convert a stored score, a dict or a number, to the keys of `scores_of`; drop "low" or "high" if alone."""
+    """Convert a stored score (dict or number) to the keys of `scores_of`; omit "low" and "high" if one is missing."""
     names = {"value": "trained", "low": "low", "high": "high"}
     score = score if isinstance(score, dict) else {"value": score}
     values = {names[key]: value for key, value in score.items() if key in names}

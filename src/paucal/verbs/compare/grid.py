@@ -65,7 +65,7 @@ class Grid:
     # Learning rates to try with the first seed; each arm keeps the rate with the best validation accuracy. Empty if
     # there is no search for learning rates.
     rates: tuple[float, ...] = ()
-    threads: int = 1  # of each worker; stored because the results can depend on the number of threads
+    threads: int = 1  # number of threads per worker; stored because the results can depend on it
     forecast: Mapping[str, float] = field(default_factory=dict)  # expected seconds of a run, by the name of the arm
     commands: tuple[str, ...] = ()  # shell commands that created or extended the grid, in order
     verb: str = "train"  # command that trains the runs; a key of `SETTINGS_OF_VERB`
@@ -176,7 +176,8 @@ class Cell:
     arm: Arm
     seed: int
     rate: float | None  # learning rate, if the grid searches for learning rates; otherwise None
-    settings: Mapping[str, Any] = field(hash=False)  # of the command, and entries with the keys of `EXTRA_ENTRIES`
+    # Settings of the command, and further entries with the keys in `EXTRA_ENTRIES`.
+    settings: Mapping[str, Any] = field(hash=False)
     is_trial: bool = False  # whether the run is a trial for choosing a learning rate
     verb: str = "train"
 
@@ -270,7 +271,7 @@ def compared_cells(grid: Grid) -> list[Cell]:
 
 
 def choose_learning_rate(trials: list[Cell]) -> float | None:
-    """Return the rate of the first trial with the best validation score; None if any is unfinished or all failed."""
+    """Return the rate of the first trial with the best validation score; None if one is unfinished or all failed."""
     states = [state_of(cell) for cell in trials]
     finished = [cell for cell, state in zip(trials, states, strict=True) if state.name == "done"]
     if not finished or not all(state.is_final for state in states):

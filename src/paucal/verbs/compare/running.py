@@ -103,7 +103,7 @@ class GridProgress:
     """The progress of a grid."""
 
     states: Mapping[Cell, State]
-    seconds_left: float | None  # until every cell is done or has failed; None if unknown
+    seconds_left: float | None  # seconds until every cell is done or has failed; None if unknown
     other_workers: int = 0  # number of busy workers that other calls started
 
     def time_left(self) -> str:

@@ -68,7 +68,7 @@ class Arm:
     way: str  # entry of --methods, such as "drloc", or name of an entry of --arms
     model: str | None  # entry of --models; None if the model is chosen from the data
     share: str | None  # fraction of the training images: an entry of --labels, such as "10%"; None for all
-    settings: Mapping[str, Any] = field(hash=False)  # in which the arm differs from the settings that all arms share
+    settings: Mapping[str, Any] = field(hash=False)  # settings in which the arm differs from the shared settings
     against: str = ""  # `way` of the baseline; "" to choose the baseline as `baseline_of` describes
 
     @property

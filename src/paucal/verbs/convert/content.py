@@ -41,7 +41,7 @@ class AnnotatedObject:
     name: str
     box: Corners  # left, top, right, bottom in pixels
     crowd: bool = False  # whether the object is marked as a crowd or as difficult
-    outline: Any = None  # as in the field "segmentation" of COCO: polygons or run lengths; None if unknown
+    outline: Any = None  # polygons or run lengths, as in COCO's field "segmentation"; None if unknown
     score: float | None = None  # confidence of the model that detected the object; None for human annotations
 
 
@@ -49,7 +49,7 @@ class AnnotatedObject:
 class LabelledImage:
     """One image of a set."""
 
-    index: int  # position in the set
+    index: int  # position of the image in the set
     name: str  # file name, unique in the set even without its suffix
     split: str  # "train", "val" or "test", or "" if the set has no splits
     size: tuple[int, int] = (0, 0)  # (height, width) in pixels, unless the labels are classes of whole images

@@ -199,7 +199,7 @@ def open_image_set(settings: OpeningSettings) -> ImageSet:
 
 
 def _voc_folder(target: str, settings: OpeningSettings) -> Path | None:
-    """Return the folder of VOC2007 if `target` is its folder, or its name and no path in its place; otherwise None."""
+    """Return the folder of VOC2007 if `target` is this folder, or its name and not an existing path; otherwise None."""
     path = Path(target)
     if target == VOC_NAME and (settings.data_root is not None or not path.exists()):
         return find_voc2007(settings.data_root, settings.download)

@@ -119,7 +119,7 @@ def _offsets_in_patches(outputs: tuple[Tensor, Tensor], options: DrLocOptions, s
 
 
 class PatchClassifiers:
-    """Classifies every patch of an image as token labeling does, with a model and, if named, with a teacher beside it.
+    """Classifies every patch of an image as token labeling does, with a model and, if one is named, also a teacher.
 
     The teacher must have all classes of the model, for which the images are preprocessed.
     """

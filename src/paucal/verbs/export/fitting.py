@@ -41,11 +41,11 @@ UNIT_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB"
 class Limits:
     """Limits on a file; None means that there is no limit."""
 
-    size: int | None  # in bytes
-    milliseconds: float | None  # per image on one thread
+    size: int | None  # maximum size in bytes
+    milliseconds: float | None  # maximum time per image on one thread
 
     def excess(self, comparison: Comparison) -> float:
-        """Return the larger ratio of size to size limit and time to time limit; at most 1 if both limits are met."""
+        """Return the larger of size / size limit and time / time limit, which is at most 1 if both limits are met."""
         size_ratio = 0.0 if self.size is None else comparison.size / self.size
         time_ratio = 0.0 if self.milliseconds is None else comparison.milliseconds[1] / self.milliseconds
         return max(size_ratio, time_ratio)

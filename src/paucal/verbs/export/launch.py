@@ -143,7 +143,7 @@ def _export_formats(subject: Subject, settings: ExportSettings) -> Export:
 
 
 def _find_finished_export(subject: Subject, graphs: Sequence[tuple[str, bool]], settings: ExportSettings) -> list[Path]:
-    """Return the files of `--format hub` if `--output` has all files of this export, as they would be; [] otherwise."""
+    """Return the files of `--format hub` if a new export would leave `--output` unchanged; otherwise []."""
     if settings.output is None or not isinstance(subject, ExportableClassifier):
         return []
     output = expand_user_path(settings.output)
@@ -315,7 +315,7 @@ def _model_page(run: RunFolder, model: TrainedModel, settings: ExportSettings, f
     licence = licence_of_initial_weights(run)
     hub = None
     if for_hub:
-        data = Path(str(summary.get("data", "images"))).name  # without the path on this machine
+        data = Path(str(summary.get("data", "images"))).name  # omits the folder names of this machine
         summary |= {"data": data}
         hub = HubFacts(None if licence == NO_INITIAL_WEIGHTS else licence, data, settings.data_licence, report)
     return model_page(model.card, str(weights_source or "random weights"), licence, summary, report, hub)

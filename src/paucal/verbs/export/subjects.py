@@ -39,7 +39,7 @@ ExportImages = tuple[ImageSet, Split, Callable[[int], Tensor] | None]
 
 
 class ExportableClassifier(Classifier):
-    """A classifier to export: the run's model or `model`; with `mirror`, averaged over images and mirror images."""
+    """A classifier to export: the run's model or `model`; `mirror` averages over each image and its mirror image."""
 
     unit = "images"
 

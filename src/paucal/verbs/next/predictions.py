@@ -189,7 +189,7 @@ def detection_uncertainty(detections: Detections) -> float:
 
 @contextmanager
 def record_pooled_features(stages: nn.Module) -> Iterator[Callable[[], Tensor]]:
-    """Yield a function that returns the (D,) mean of the last feature map over positions and passes since its call."""
+    """Yield a function that returns the (D,) mean of the last feature map over positions and all new forward passes."""
     pooled: list[Tensor] = []
     handle = stages.register_forward_hook(lambda module, inputs, maps: pooled.append(maps[-1].float().mean((0, 2, 3))))
 

@@ -52,9 +52,9 @@ class VideoFrame:
 class VideoLedger:
     """Record of the frames read from a video."""
 
-    frames: int = 0  # decoded frames
-    sampled: int = 0  # frames selected by --every, including frames that an earlier call predicted
-    seconds: float = 0.0  # from the first frame to the last
+    frames: int = 0  # number of decoded frames
+    sampled: int = 0  # number of frames selected by --every, including frames that an earlier call predicted
+    seconds: float = 0.0  # seconds from the first to the last decoded frame
     problem: str = ""  # reason why frames are missing, as a clause
 
 

@@ -24,7 +24,7 @@ from paucal.verbs.serve.settings import ServeSettings
 from paucal.wording import counted
 
 MAX_RANKED = 200  # largest number of images that a model ranks; for more, train a new model on the new labels first
-RANDOM_EVERY = 10  # of this many consecutive images, the last is drawn at random
+RANDOM_EVERY = 10  # the last of this many consecutive images is drawn at random
 
 
 def check_labelling(source: str | None, settings: ServeSettings) -> None:
