@@ -22,7 +22,7 @@ ReadLabelMaps = Callable[[int], dict[str, Tensor]]
 
 
 class SampleKey(NamedTuple):
-    """One draw of an image, which determines its augmentation: the pass, the image, and the draw within the pass."""
+    """One draw of an image, which determines its augmentation: the epoch, the image's position, and the repeat."""
 
     epoch: int
     index: int  # pyright: ignore[reportIncompatibleMethodOverride] (`tuple.index` is not used)

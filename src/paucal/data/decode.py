@@ -72,8 +72,9 @@ class DecodeOptions:
     side: int | None = None  # shorter side in pixels to which much larger images are reduced; None keeps all sizes
     # The values that become 0 and 255 in images of more than 8 bits. None: 0 and 65,535, and floats are refused.
     value_range: tuple[float, float] | None = None
-    channels: int = 3  # of every image; 3 converts every image that Pillow reads to RGB
-    channel_ranges: tuple[tuple[float, float], ...] | None = None  # of each channel, if `channels` is not 3
+    channels: int = 3  # number of channels of every image; 3 converts every image that Pillow reads to RGB
+    # Value range of each channel, if `channels` is not 3.
+    channel_ranges: tuple[tuple[float, float], ...] | None = None
 
     def reduced_size(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return the size to which an image of the given size is reduced, with the sides in the same order."""

@@ -23,7 +23,7 @@ class Hints:
 
     flip: bool = True  # whether a mirrored image has the same meaning (not true for digits)
     image_size: int | None = None  # side in pixels that suits the images; None if unknown
-    epochs: int | None = None  # enough for a first impression; None if unknown
+    epochs: int | None = None  # number of epochs for a first impression; None if unknown
     # Training images per class that papers use for a set without an official split, with all others as test images.
     train_per_class: int | None = None
     official_split_advice: str = ""  # how to get the official split if it is missing
@@ -33,23 +33,25 @@ class Hints:
 class ImageSet:
     """Images with stable keys in a fixed order, and their labels if they have any."""
 
-    name: str  # for messages and reports
+    name: str  # name of the set for messages and reports
     location: str  # path, URL or name that the images were opened from
-    classes: tuple[str, ...]  # names in label order; empty for an unlabelled set
-    # Stay the same if the set is copied: relative paths with forward slashes, or `train.parquet#12` for a row.
+    classes: tuple[str, ...]  # class names in label order; empty for an unlabelled set
+    # Keys, which stay the same if the set is copied: relative paths with forward slashes; `train.parquet#12` for a row.
     keys: Sequence[str]
     # (N,) class numbers, in a small type for shards; -1 for unlabelled images, and for all if there is a `multi_hot`.
     labels: NDArray[np.integer]
-    declared_splits: Sequence[str]  # "train", "val" or "test", as the source itself says; "" if it does not
+    # Split of each image as the source declares it: "train", "val" or "test"; "" if the source declares no split.
+    declared_splits: Sequence[str]
     store: Store
     hints: Hints = Hints()
     notes: tuple[str, ...] = ()  # sentences on what was left out or looks wrong, for `paucal check` and the report
     # Other columns of the table that lists the images, and error messages for those that cannot be used, by name.
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     column_problems: Mapping[str, str] = field(default_factory=dict)
-    decode_options: DecodeOptions = DEFAULT_DECODE_OPTIONS  # of the images that the store returns
-    multi_hot: NDArray[np.int8] | None = None  # (N, K) of 1, 0 and `UNKNOWN`; None if each image has one label
-    stream: Stream | None = None  # of streamed images in large shards; None if all images are decoded before a run
+    decode_options: DecodeOptions = DEFAULT_DECODE_OPTIONS  # how the store decodes images
+    multi_hot: NDArray[np.int8] | None = None  # (N, K) labels 1, 0 and `UNKNOWN`; None if each image has one label
+    # Storage order of images streamed from large shards; None if all images are decoded before a run.
+    stream: Stream | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(self.keys), len(self.labels), len(self.declared_splits), len(self.store)}

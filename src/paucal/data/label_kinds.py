@@ -34,14 +34,14 @@ class LabelKind:
     """A kind of labels, which the paucal command `verb` learns."""
 
     verb: str
-    noun: str  # in the plural
+    noun: str  # plural noun for the labels, such as "masks"
     expected_files: str  # description of what the command reads
-    describe: Callable[[Path], str]  # of the labels at a path, or ""
+    describe: Callable[[Path], str]  # describes the labels at a path; returns "" if there are none
     advice: Mapping[str, str] = field(default_factory=dict)  # what to do if there are only labels for another command
 
 
 def describe_labels(path: Path, excluded_verb: str = "") -> dict[str, str]:
-    """Return the labels at a path that each paucal command learns, described; other commands are left out."""
+    """Return a description of the labels at a path for each paucal command that can learn from them."""
     descriptions = {kind.verb: _describe_kind(kind, path) for kind in LABEL_KINDS if kind.verb != excluded_verb}
     return {verb: description for verb, description in descriptions.items() if description}
 
@@ -54,7 +54,7 @@ def refuse_other_kinds(path: Path, verb: str) -> None:
 
 @contextmanager
 def report_other_label_kinds(path: Path, verb: str) -> Iterator[None]:
-    """In this context, turn a `NoLabelsError` into an error that names other kinds of labels at the path, if any."""
+    """In the `with` block, turn a `NoLabelsError` into an error that names other labels at the path, if any."""
     try:
         yield
     except NoLabelsError:

@@ -51,7 +51,7 @@ class WorkerLoader(DataLoader[Sample]):
 
 
 class TrainLoader(WorkerLoader):
-    """A loader that resumes at the sampler's `start`; Lightning regards it as resumable because of the two methods."""
+    """A loader that resumes at the sampler's `start`; Lightning requires the two methods of a resumable loader."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return an empty state."""

@@ -44,7 +44,7 @@ class StepSampler(Sampler[list[SampleKey]]):
     repeats: int = 1
     accumulate: int = 1  # forward passes per optimizer step; an epoch is a whole number of optimizer steps
     labels: NDArray[np.integer] | None = None  # (n,) classes for balanced epochs; None draws each image once
-    stream: Stream | None = None  # of the images at `indices`, if they are streamed
+    stream: Stream | None = None  # storage order of the images at `indices`; None if they are not streamed
     # Called before each forward pass over streamed images, with the order of the epoch and the position in it.
     on_pass: Callable[[StreamOrder, int], None] | None = None
 

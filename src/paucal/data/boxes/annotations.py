@@ -37,7 +37,8 @@ class AnnotatedImage:
     size: tuple[int, int] | None = None  # (height, width) in pixels; None if the annotation file states no size
     declared_split: str = ""  # "train", "val", "test", or "" if the data set assigns no split
     source: str = ""  # path of the annotation file within the set
-    # In the form of COCO's "segmentation"; None or empty for a box without an outline. The list may be left empty.
+    # Outline of each box in the form of COCO's "segmentation"; None or empty for a box without an outline. The list
+    # may be left empty.
     outlines: list[Any] = field(default_factory=list)
     crowd_word: str = "a crowd"  # the layout's name for the boxes that are flagged in `crowd`, for messages
     tags: list[str] = field(default_factory=list)  # labels of the whole image
@@ -83,9 +84,9 @@ class Layout:
 
     name: str
     expected: str  # description of the files, for messages that list the supported layouts
-    suffixes: tuple[str, ...]  # by which a single annotation file is recognised
-    find: Callable[[Tree, Sequence[str]], list[str]]  # (tree, files): those files that have this layout
-    read: Callable[[Tree, Sequence[str]], AnnotationSet]  # (tree, annotation files): their content
+    suffixes: tuple[str, ...]  # file suffixes by which a single annotation file is recognised
+    find: Callable[[Tree, Sequence[str]], list[str]]  # (tree, files) -> the files that have this layout
+    read: Callable[[Tree, Sequence[str]], AnnotationSet]  # (tree, annotation files) -> their content
     # Folders in which the images of a single annotation file may be.
     roots: Callable[[Path], list[Path]] = lambda file: [file.parent, file.parent.parent]
     # Tree of the images of a single annotation file; None if the file does not name all images by absolute paths.

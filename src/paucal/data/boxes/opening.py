@@ -76,8 +76,8 @@ class AnnotationFiles:
     """All annotation files of a data set that have the same layout."""
 
     name: str
-    files: Sequence[str]  # at least one path
-    read: Callable[[Tree, Sequence[str]], AnnotationSet] | None = None  # None for an unsupported layout
+    files: Sequence[str]  # paths of the files, at least one
+    read: Callable[[Tree, Sequence[str]], AnnotationSet] | None = None  # reads the files; None if unsupported
     advice: str = "convert the boxes to COCO JSON"  # what the user can do if the layout is unsupported
 
     @property

@@ -20,7 +20,7 @@ _GAP_BEFORE_ANNOTATION = re.compile(r"\s+(?=\S.*\.(?:xml|json|txt)$)", re.IGNORE
 
 
 def assign_splits(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
-    """Assign splits by annotation files, list files or folders; images without one are left out if others have one."""
+    """Assign splits by annotation files, list files or folders; if any image has a split, leave out those without."""
     images, notes = annotations.images, list(annotations.notes)
     if not any(image.declared_split for image in images):
         parts, list_notes = _read_part_lists(images, tree)

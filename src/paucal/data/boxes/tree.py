@@ -26,11 +26,11 @@ class Tree:
     name: str
     location: str  # absolute path of the folder or archive, as in `ImageSet.location`
     files: tuple[str, ...]  # sorted paths relative to the location, with forward slashes
-    read: Callable[[str, int], bytes]  # (path, limit): a file's bytes; a UserError if there are more than the limit
-    peek: Callable[[str, int], bytes]  # (path, count): the first and the last `count` bytes of a file
-    make_store: Callable[[list[str]], EncodedStore]  # the images at some paths
-    is_inside: Callable[[str], bool]  # whether a file is inside the location, also after links are followed
-    notes: tuple[str, ...] = ()  # on files that were left out
+    read: Callable[[str, int], bytes]  # (path, limit) -> bytes of a file; raises a UserError above `limit` bytes
+    peek: Callable[[str, int], bytes]  # (path, count) -> first and last `count` bytes of a file
+    make_store: Callable[[list[str]], EncodedStore]  # (paths) -> store of the images at these paths
+    is_inside: Callable[[str], bool]  # (path) -> whether a file is inside the location after links are followed
+    notes: tuple[str, ...] = ()  # notes on files that were left out
 
     @cached_property
     def images(self) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ class CheckedSet:
     images: ImageSet
     parts: NDArray[np.str_]
     has_declared_splits: bool
-    origin: str = "as paucal train would divide them"  # of splits that are not declared, or "not divided"
+    origin: str = "as paucal train would divide them"  # says how undeclared splits are chosen, or "not divided"
 
     def is_divided(self, group: Sequence[int]) -> bool:
         """Return whether the images of a group (positions) are in more than one of train, val and test."""
@@ -70,7 +70,7 @@ def as_groups(positions: Iterable[int] | NDArray[np.int64]) -> tuple[tuple[int, 
 
 
 def refusal_finding(name: str, problem: UserError, prefix: str = "") -> Finding:
-    """Return a `Finding` that a run on this set would fail with this error; `prefix` is put before the message."""
+    """Return a `Finding` which says that a run on this set fails with this error; `prefix` precedes the message."""
     return Finding(name, "misleads", f"{prefix}{str(problem).rstrip('.')}")
 
 
@@ -94,7 +94,7 @@ def label_findings(checked: CheckedSet) -> list[Finding]:
 
 
 def split_failure_finding(problem: UserError) -> Finding:
-    """Return a `Finding` that a set cannot be divided into train, val and test, because of `problem`."""
+    """Return a `Finding` which says that a set cannot be divided into train, val and test, because of `problem`."""
     return refusal_finding("split", problem, "the images cannot be split: ")
 
 

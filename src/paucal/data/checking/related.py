@@ -39,7 +39,7 @@ class SimilarPair:
     first: int
     second: int
     correlation: float
-    cosine: float | None = None  # of the frozen features; None if these were not computed
+    cosine: float | None = None  # cosine similarity of the frozen features; None if these were not computed
 
 
 def group_by_digest(digests: Sequence[bytes]) -> list[list[int]]:
@@ -122,13 +122,14 @@ def _pixel_correlation(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> NDA
 class NameGroups:
     """Groups of images that the names of their files suggest."""
 
-    names: list[str]  # (N,) group of each image
+    names: list[str]  # (N,) name of each image's group
     count: int
     largest: int  # number of images in the largest group
     examples: tuple[str, str]  # two file names in the largest group
     pattern: str  # regular expression for `--group-by`
-    across_pattern: str = ""  # the same, if equal names in different folders are one group; "" without such names
-    shared_name: str = ""  # example of such a name
+    # Regular expression that joins the groups with the same name in different folders; "" if there are no such groups.
+    across_pattern: str = ""
+    shared_name: str = ""  # example of a group name that occurs in several folders
 
 
 def group_name(key: str, pattern: str = GROUP_PATTERN) -> str | None:

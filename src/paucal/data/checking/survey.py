@@ -24,7 +24,7 @@ class Survey:
 
     sizes: NDArray[np.int64]  # (N, 2) heights and widths of the upright images in pixels
     modes: list[str]  # Pillow modes of the pixels in the files, such as "RGB", "L" or "CMYK"
-    digests: list[bytes]  # of the files' bytes, or of the pixels if there is no file
+    digests: list[bytes]  # digests of the files' bytes, or of the pixels of images without a file
     hashes: NDArray[np.uint64]  # (N,) perceptual hashes
     brightness: NDArray[np.float64]  # (N,) mean of the grey pixels, from 0 to 1
     contrast: NDArray[np.float64]  # (N,) standard deviation of the 32 x 32 grey pixels
@@ -100,7 +100,7 @@ def digest_or_none(store: Store, index: int) -> str | None:
 
 
 def digest_of(store: Store, index: int) -> bytes:
-    """Return the digest of an image file's bytes (also for decoded copies), or of size and pixels without a file."""
+    """Return the digest of an image file's bytes (also for decoded copies); without a file, of size and pixels."""
     store, index = locate(store, index)
     if isinstance(store, DecodedCopies) and (stored_digest := store.digest(index)) is not None:
         return stored_digest

@@ -27,7 +27,7 @@ _StampKey = tuple[bytes, int, int]
 
 
 class CacheFullError(Exception):
-    """The decoded images take up more bytes than the limit."""
+    """Error: the decoded images take up more bytes than the limit."""
 
 
 def make_entry_table(count: int, channels: int = RGB) -> NDArray[np.void]:

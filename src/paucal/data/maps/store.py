@@ -43,7 +43,7 @@ CoveredRegion = Literal["image", "square"]
 class LabelMapMetadata:
     """Properties that all maps in a folder share."""
 
-    teacher: str  # name, for messages
+    teacher: str  # name of the teacher, for messages
     classes: tuple[str, ...]  # names of the teacher's classes
     grid: tuple[int, int]  # numbers of rows and columns of a map
     top: int  # number k of classes stored at each grid position

@@ -41,7 +41,7 @@ class MaskCoding:
     """The mask value that stands for each class in a set of masks; colours are packed (`pack_colours`)."""
 
     kind: CodingKind  # "index" if mask values are class numbers, "binary" for two classes
-    values: tuple[int, ...]  # in the order of the classes
+    values: tuple[int, ...]  # mask value of each class, in the order of the classes
     ignore: int | None = None  # value that means "not labelled"; None if there is no such value
 
     def __post_init__(self) -> None:  # a damaged model card may have invalid values
@@ -104,9 +104,10 @@ class NamedClasses:
     """Class names from a file, and perhaps the mask value of each class."""
 
     names: tuple[str, ...]
-    values: tuple[int, ...] | None = None  # with packed colours (`pack_colours`); None if the file has only names
+    # Mask value of each class, with packed colours (`pack_colours`); None if the file has only names.
+    values: tuple[int, ...] | None = None
     has_colours: bool = False  # whether the values are colours
-    note: str = ""  # on the text encoding that was assumed for the file; "" if the encoding is Unicode
+    note: str = ""  # note on the text encoding that was assumed for the file; "" if the encoding is Unicode
 
 
 def read_class_names(path: Path) -> NamedClasses:
@@ -222,7 +223,7 @@ def find_coding(
 
 
 def require_same_coding(coding: MaskCoding, stats: MaskStatistics, ignore: Sequence[int] | None = None) -> None:
-    """Refuse masks that `MaskCoding.encode` would accept, but that mean something else than for a run or model."""
+    """Refuse masks that `MaskCoding.encode` would accept, but whose values had another meaning in a run or model."""
     if coding.kind == "binary":
         consistency.refuse_faint(stats, coding.ignore)
     elif coding.kind == "index" and ignore is None and not stats.has_colour:

@@ -156,14 +156,14 @@ class FileStatistics:
     """Statistics of the values in one mask file; `kind`, `bits` and `lossy` are those of `RawMask`."""
 
     name: str
-    pixel_counts: dict[int, int]  # by value (grey level, palette index, or packed colour)
-    solid_values: frozenset[int]  # that fill a block of 2x2 pixels; other values occur only on edges and lines
+    pixel_counts: dict[int, int]  # number of pixels by value (grey level, palette index or packed colour)
+    solid_values: frozenset[int]  # values that fill a block of 2x2 pixels; others occur only on edges and lines
     kind: str = GREY
     bits: int = 8
     lossy: bool = False
     palette: dict[int, int] | None = None  # packed colour of each value
-    interpolated_pixels: int = 0  # pixels with a value between those of the left and right neighbours
-    jumps: int = 0  # pairs of horizontal neighbours whose values differ by 2 or more
+    interpolated_pixels: int = 0  # number of pixels with a value between those of the left and right neighbours
+    jumps: int = 0  # number of pairs of horizontal neighbours whose values differ by 2 or more
 
     @cached_property
     def values(self) -> frozenset[int]:

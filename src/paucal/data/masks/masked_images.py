@@ -44,10 +44,11 @@ class MaskStore:
 
     files: Sequence[tuple[Path, ...]]  # mask files of each image; several masks of an image are joined
     sizes: NDArray[np.int64]  # (N, 2) heights and widths of the upright images
-    coding: MaskCoding  # of the mask files
+    coding: MaskCoding  # coding of the mask files
     # Number of the class that each mask file of each image marks; None if the values in the files give the classes.
     class_numbers: Sequence[tuple[int, ...]] | None = None
-    decoded_masks: dict[int, NDArray[np.uint8]] | None = None  # by position; None to decode files on each access
+    # (H, W) class numbers by the position of the image; None to decode the files on each access.
+    decoded_masks: dict[int, NDArray[np.uint8]] | None = None
 
     def __len__(self) -> int:
         return len(self.files)
@@ -79,8 +80,9 @@ class MaskedImages:
 
     images: ImageSet  # `multi_hot` marks the classes that occur in each image
     masks: MaskStore
-    coding: MaskCoding  # of the masks; if each class has its own mask files, of the joined masks of class numbers
-    class_pixel_counts: NDArray[np.int64]  # (N, K)
+    # Coding of the masks; if each class has its own mask files, coding of the joined masks of class numbers.
+    coding: MaskCoding
+    class_pixel_counts: NDArray[np.int64]  # (N, K) number of pixels of each class in each image
     findings: tuple[Finding, ...] = ()  # possible mistakes in the masks
 
     def describe_findings(self) -> list[str]:

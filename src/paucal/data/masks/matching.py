@@ -75,7 +75,7 @@ def match_masks_by_name(images: Sequence[NormalisedFile], masks: Sequence[Normal
 
 
 class _Matching:
-    """A search that applies naming rules from the most to the least certain, and notes which images have masks."""
+    """A search that applies naming rules from the most to the least certain, and records which images have masks."""
 
     def __init__(self, images: Sequence[NormalisedFile], masks: Sequence[NormalisedFile]) -> None:
         self._images, self._masks = images, masks
@@ -95,7 +95,7 @@ class _Matching:
         matched = [image for image in self._images if image.key in self._assigned]
         masks_by_image = {image.key: self._select_masks(image, decoys) for image in matched}
         unmatched_images = [image.key for image in self._images if image.key not in self._assigned]
-        decoy_keys = sorted(mask.key for mask in decoys)  # after `_select_masks`, which adds decoys
+        decoy_keys = sorted(mask.key for mask in decoys)  # computed last, since `_select_masks` adds decoys
         return Matches(masks_by_image, unmatched_images, [mask.key for mask in unmatched], decoy_keys)
 
     def search(self, finders: Iterable[Callable[[NormalisedFile], ImageAndName | None]]) -> list[NormalisedFile]:

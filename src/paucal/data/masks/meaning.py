@@ -42,11 +42,11 @@ class UncodedMasks(NamedTuple):
 class MaskClasses(NamedTuple):
     """The classes of a set of masks; `file_coding` differs from `coding` if each class has its own mask files."""
 
-    coding: MaskCoding  # of the joined masks, whose values are then class numbers
-    file_coding: MaskCoding  # of the mask files, with 0 for background, and 1 or 255 for the class
-    named_classes: NamedClasses | None  # None to name each class after its mask value
+    coding: MaskCoding  # coding of the masks; if these were joined, their values are class numbers
+    file_coding: MaskCoding  # coding of the mask files; if joined: 0 for background, 1 or 255 for the class
+    named_classes: NamedClasses | None  # class names; None to name each class after its mask value
     notes: list[str]
-    class_numbers: list[tuple[int, ...]] | None = None  # as in `MaskStore`
+    class_numbers: list[tuple[int, ...]] | None = None  # class of each mask file, as in `MaskStore`
 
 
 def classes_from_values(masks: UncodedMasks) -> MaskClasses:

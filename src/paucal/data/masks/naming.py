@@ -119,7 +119,7 @@ class MaskName:
 
     base: str  # name of the image that the mask would belong to; "" for the only image in the folder
     kind: str = ""  # words for masks in the name, in folded form, such as "mask" or "labelids"
-    number: str = ""  # of the mask among the masks of the image
+    number: str = ""  # number of the mask among the masks of the image
 
 
 def _patterns_by_strict(begin: str, end: str) -> dict[bool, re.Pattern[str]]:

@@ -48,8 +48,8 @@ class ImageMaskPair:
     """An image and its masks."""
 
     key: str  # path of the image relative to the root of the images, with forward slashes
-    masks: tuple[Path, ...]  # several masks are joined
-    part: str = ""  # "train", "val" or "test", as declared by folders or lists; "" if not declared
+    masks: tuple[Path, ...]  # mask files of the image; several masks are joined
+    part: str = ""  # split that folders or lists declare: "train", "val" or "test"; "" if not declared
     classes: tuple[str, ...] = ()  # class that each mask marks; empty if the values in the files give the classes
 
 
@@ -59,7 +59,7 @@ class ImageMaskPairs:
 
     root: Path
     pairs: tuple[ImageMaskPair, ...]
-    notes: tuple[str, ...]  # on the declared split and on files that are left out
+    notes: tuple[str, ...]  # notes on the declared split and on files that are left out
 
 
 def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None) -> ImageMaskPairs:

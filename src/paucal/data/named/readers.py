@@ -169,7 +169,7 @@ def _require_small(path: Path) -> Path:
 
 
 def read_portion(name: str, root: Path, portion: Portion, labelled: bool = True) -> PortionImages:
-    """Open a portion whose files exist; only WebVision respects `labelled`, and damage raises any exception."""
+    """Open a portion whose files exist; only WebVision uses `labelled`. Damaged files may raise any exception."""
     key = f"{name}/{portion.part}"
     if name in _OWN_READERS:
         options = {"labelled": labelled} if name == "webvision" else {}

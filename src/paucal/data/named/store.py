@@ -119,7 +119,8 @@ def _count_note(title: str, published: Iterable[int], available: Iterable[int]) 
 
 def _restrict_to_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSet:
     """Return only the images in the lists of an official partition, if they exist, with the splits of the partition."""
-    lists = entry.lists  # of SUN397: torchvision ignores the ten official partitions, of which papers use the first
+    # torchvision ignores the ten official partitions of SUN397; papers use the first.
+    lists = entry.lists
     if lists is None:
         return images
     candidates = {part: [root / folder / name for folder in lists.folders] for part, name in lists.files.items()}

@@ -22,7 +22,7 @@ _DIGIT_OR_SIGN_HINTS = Hints(flip=False, image_size=32)  # a mirrored digit or s
 class Portion:
     """The images that torchvision's class, or our own reader of a set, opens in one call with these `arguments`."""
 
-    part: str  # "" if the data set has no official splits
+    part: str  # split of the images; "" if the data set has no official splits
     count: int  # published number of images
     arguments: Mapping[str, Any]
 
@@ -35,8 +35,8 @@ class PartitionLists:
     files: Mapping[str, str]
     counts: Mapping[str, int]
     archive: str  # official archive of the lists, for messages
-    folders: tuple[str, ...]  # that are searched for the lists; the first is recommended
-    prefix: str  # of a line, which gives the path of the image from the root
+    folders: tuple[str, ...]  # folders that are searched for the lists; the first is recommended
+    prefix: str  # text that is put before a line of a list to get the path of an image from the root
     example: str
 
 
@@ -45,20 +45,21 @@ class NamedSet:
     """A published data set."""
 
     title: str
-    portions: tuple[Portion, ...]  # several may belong to the same split
-    files: str  # names of the official files, which are on the page `source`, for messages
+    portions: tuple[Portion, ...]  # parts of the data set; several may belong to the same split
+    files: str  # names of the official files on the page `source`, for messages
     source: str
-    unpacked_paths: tuple[str, ...]  # exist once the files are unpacked, relative to one of `possible_roots`
-    folder: str = ""  # for the files, relative to the root
+    unpacked_paths: tuple[str, ...]  # paths that exist once the files are unpacked, from one of `possible_roots`
+    folder: str = ""  # folder for the files, relative to the root
     hints: Hints = _DEFAULT_HINTS
     package: str = ""  # extra package that is needed to read the data set
-    download_package: str = ""  # extra package that is needed to download it
+    download_package: str = ""  # extra package that is needed to download the data set
     downloadable: bool = True
-    download_obstacle: str = "torchvision can no longer download it"  # beginning of a sentence
-    note: str = ""  # on differences from the official images, splits or classes
-    lists: PartitionLists | None = None  # of an official partition that torchvision does not know
+    download_obstacle: str = "torchvision can no longer download it"  # reason, as the beginning of a sentence
+    note: str = ""  # differences from the official images, splits or classes
+    lists: PartitionLists | None = None  # lists of an official partition that torchvision does not know
     possible_roots: tuple[str, ...] = ("",)  # folders, from the root, that may contain `unpacked_paths`
-    alternative_folders: tuple[str, ...] = ()  # in the same folder; at least one must exist, if any
+    # Folders beside `unpacked_paths`, of which at least one must exist; empty for most data sets.
+    alternative_folders: tuple[str, ...] = ()
     labelled: bool = True
 
 

@@ -152,7 +152,7 @@ class RemoteShardFolder:
             self._download_once(shard, lambda work: work())
 
     def _download_once(self, shard: Shard, run_download: Callable[[Callable[[], Path]], Path]) -> Path:
-        """Do as `fetch_shard`; `run_download` calls the download function, and may repeat this after an error."""
+        """Fetch a shard as `fetch_shard` does; `run_download` calls the download function, and may retry."""
         target = self._cache_path(shard)
         if _is_complete(target, shard.size):
             return target

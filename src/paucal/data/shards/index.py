@@ -130,8 +130,8 @@ class Shard:
     """A tar, Parquet or Arrow file with many images, at a path from the folder of all shards."""
 
     name: str
-    size: int  # in bytes
-    part: str = ""  # split in the name, if any
+    size: int  # size in bytes
+    part: str = ""  # split in the name; "" if the name has none
     changed: int = 0  # modification time in nanoseconds, or a number that identifies the version; 0 if unknown
 
 
@@ -154,11 +154,11 @@ class ShardIndex:
     files: tuple[Shard, ...]  # F shards, in the order of their names
     classes: tuple[str, ...]  # class names in label order; empty if no image has a label
     spans: NDArray[np.int64]  # (F, 2) first row of each shard, and the row after its last row
-    labels: NDArray[np.integer]  # (N,), -1 for unlabelled images
+    labels: NDArray[np.integer]  # (N,) class numbers; -1 for unlabelled images
     offsets: NDArray[np.int64] | StoredArray  # (M,) byte positions of the images in their shards
     lengths: NDArray[np.int32] | StoredArray  # (M,) sizes of the images in bytes
     names: StringArray | StoredStrings  # (M,) paths of the images within their shards
-    notes: tuple[str, ...] = ()  # on images without a label and on empty shards
+    notes: tuple[str, ...] = ()  # notes on images without a label and on empty shards
     # Rows by the number of the shard, in the order in which they were first read.
     _cached_rows: dict[int, ShardRows] = field(default_factory=dict, repr=False)
 

@@ -26,7 +26,7 @@ class RetriesFailed(Exception):
 def retry(work: Callable[[], T]) -> T:
     """Try a network request for two minutes, and at least three times; return the result, or raise `RetriesFailed`."""
     start_time = time.monotonic()
-    jitter = random.Random()  # without a seed, since pauses must differ between processes
+    jitter = random.Random()  # not seeded, since pauses must differ between processes
     for attempt in itertools.count():
         try:
             return work()

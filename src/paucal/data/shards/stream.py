@@ -1,4 +1,4 @@
-"""The training order of images that are streamed from shards, and downloads in the background before it needs them.
+"""The training order of images that are streamed from shards, and background downloads of the next shards.
 
 Shards are read in random order, and so are the blocks of neighbouring images within a shard. Then the images are
 shuffled within windows. Neighbouring images are thus read together, which saves seeks and requests. The order depends
@@ -35,9 +35,9 @@ class Stream:
     """
 
     ends: NDArray[np.int64]  # (R,) positions after the last images of the runs
-    shards: NDArray[np.int32]  # (R,) numbers
-    blocks: NDArray[np.int32]  # (R,) numbers
-    window: int  # images that are shuffled together
+    shards: NDArray[np.int32]  # (R,) number of the shard of each run
+    blocks: NDArray[np.int32]  # (R,) number of the block of each run
+    window: int  # number of images that are shuffled together
 
     @classmethod
     def from_blocks(cls, shards: NDArray[np.int32], blocks: NDArray[np.int32], window: int) -> "Stream":

@@ -40,9 +40,9 @@ class _Entry(NamedTuple):
     """A file in an archive."""
 
     name: str
-    offset: int  # bytes up to the content (tar) or the header (zip)
-    size: int  # in bytes, uncompressed
-    zip_name: str = ""  # by which `zipfile` finds the entry, perhaps with wrongly decoded letters
+    offset: int  # byte position of the content (tar) or the header (zip)
+    size: int  # uncompressed size in bytes
+    zip_name: str = ""  # name by which `zipfile` finds the entry, perhaps with wrongly decoded letters
 
 
 class ArchiveStore(EncodedStore):
@@ -193,7 +193,7 @@ def tar_members(archive: tarfile.TarFile, file: Path | str) -> Iterator[tarfile.
     assert archive.fileobj is not None
     archive.fileobj.seek(archive.offset)
     if archive.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
-        raise tarfile.ReadError("the file is truncated or damaged")  # which `tarfile` does not check
+        raise tarfile.ReadError("the file is truncated or damaged")  # `tarfile` itself does not check this
 
 
 def require_safe_name(file: Path | str, name: str) -> str:

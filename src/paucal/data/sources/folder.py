@@ -33,7 +33,7 @@ class ImageContainer:
     name: str
     location: str
     make_store: Callable[[list[str]], Store]
-    list_subfolders: Callable[[str], list[str]]  # in a folder, given its path from the root (or "")
+    list_subfolders: Callable[[str], list[str]]  # (path of a folder from the root, or "") -> names of its subfolders
 
 
 def open_folder(root: Path, labelled: bool = True) -> ImageSet:

@@ -27,8 +27,8 @@ class Labels:
     """Labels of N images of K classes, in the form in which `ImageSet` stores labels, with notes for the user."""
 
     classes: tuple[str, ...]
-    class_numbers: NDArray[np.int64]  # (N,), -1 without a label
-    multi_hot: NDArray[np.int8] | None = None  # (N, K) of 1, 0 and -1 (unknown) for a multi-label set
+    class_numbers: NDArray[np.int64]  # (N,) class numbers; -1 without a label
+    multi_hot: NDArray[np.int8] | None = None  # (N, K) labels 1, 0 and -1 (unknown) of a multi-label set, or None
     notes: tuple[str, ...] = ()
 
     @classmethod

@@ -38,14 +38,14 @@ _MAX_SHOWN = 80  # maximum number of characters of a path in a message
 class ListedImage(NamedTuple):
     """A row of a table or list, which describes one image."""
 
-    path: str  # in the row, with forward slashes
+    path: str  # path in the row, with forward slashes
     part: str  # split of the image; "" if the table assigns no split
     line: int  # number of the row in its file, from 1
     file: Path
     label: str = ""
-    extra_cells: tuple[str, ...] = ()  # of the columns in `TableColumns.extra_columns`, such as a patient column
+    extra_cells: tuple[str, ...] = ()  # cells of the columns in `TableColumns.extra_columns`, such as a patient column
     indicators: tuple[str, ...] = ()  # cells of the indicator columns: 1 or 0 for each class
-    names: tuple[str, ...] = ()  # of the image's classes, split from `label`
+    names: tuple[str, ...] = ()  # names of the image's classes, split from `label`
     key: str = ""  # path from the common folder of all images; "" if the file is not located yet
 
 
@@ -125,7 +125,7 @@ def _candidates(file: Path, part: str, root: Path | None, finders: dict[Path, "F
 def _likely_subfolders(
     folder: Path, file: Path, part: str, finders: dict[Path, "FileFinder"], depth: int = 2
 ) -> list[Path]:
-    """Return subfolders, to `depth` levels, that are named after images, the split or the table, or the only one."""
+    """Return subfolders, to `depth` levels, named after images, the split or the table, and any only subfolder."""
     names = finders.setdefault(folder, FileFinder(folder)).subfolders()
     usual_names = (*IMAGE_FOLDERS, file.stem.lower(), *(("train",) if part == "" else ()))
     folders = [folder / name for name in names if name.lower() in usual_names or is_named_after_split(name, part)]

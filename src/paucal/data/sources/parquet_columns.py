@@ -128,7 +128,7 @@ class StoredLabels:
 
     # (N,) int64 or texts, with -1 or "" for no label; or the items of all lists of labels, as one array.
     values: NDArray[Any]
-    lengths: NDArray[np.int64] | None = None  # (N,) items of each list, -1 for no list; None for single labels
+    lengths: NDArray[np.int64] | None = None  # (N,) number of items per list, -1 for no list; None for single labels
     are_indicators: bool = False  # whether each list has a 1 or 0 for every class
 
     def __len__(self) -> int:

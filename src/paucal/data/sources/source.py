@@ -32,7 +32,7 @@ class SourceOptions:
 class Source:
     """One type of location that images are opened from, as an entry of `opening.SOURCES`."""
 
-    noun: str  # for messages, such as "a list file (.txt)"
+    noun: str  # noun for the location in messages, such as "a list file (.txt)"
     kind: Literal["name", "address", "file", "folder"]  # a name has precedence over a path; an address is remote
-    recognise: Callable[[Any, SourceOptions], Any]  # returns True or the files to open, or a false value
-    open: Callable[[Any, Any, SourceOptions], ImageSet]  # opens (location, result of `recognise`, options)
+    recognise: Callable[[Any, SourceOptions], Any]  # (location, options) -> True or the files; else a false value
+    open: Callable[[Any, Any, SourceOptions], ImageSet]  # (location, result of `recognise`, options) -> images

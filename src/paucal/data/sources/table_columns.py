@@ -47,13 +47,13 @@ _MAX_SHOWN = 80  # maximum number of characters of a name in a message
 class TableColumns:
     """Positions (from 0) of the columns of a table."""
 
-    image: int  # column of paths
-    label: int | None  # column of classes
-    split: int | None  # column of splits (train, val or test)
-    names: tuple[str, ...] = ()  # of all columns; empty if the table has no header
-    indicators: tuple[int, ...] = ()  # columns of 1 and 0, one for each class
-    flags: tuple[tuple[int, str], ...] = ()  # Boolean columns that mark the images of one split, and the split
-    notes: tuple[str, ...] = ()  # on how columns were chosen, and on columns that are not read
+    image: int  # position of the column of paths
+    label: int | None  # position of the column of classes; None if there is none
+    split: int | None  # position of the column of splits (train, val or test); None if there is none
+    names: tuple[str, ...] = ()  # names of all columns; empty if the table has no header
+    indicators: tuple[int, ...] = ()  # positions of the columns of 1 and 0, one for each class
+    flags: tuple[tuple[int, str], ...] = ()  # (position of a Boolean column, split that it marks)
+    notes: tuple[str, ...] = ()  # notes on how columns were chosen, and on columns that are not read
 
     @property
     def classes(self) -> list[str]:

@@ -34,10 +34,10 @@ _YEAR = re.compile(r"(?:19|20)\d\d")
 class PartName(NamedTuple):
     """The parsed name of a file that may be the table or list of one split."""
 
-    part: str  # "" if the name has no word for a split
-    other_words: tuple[str, ...]  # in lower case; the same for all files of a set
+    part: str  # split of the file; "" if the name has no word for a split
+    other_words: tuple[str, ...]  # all other words in lower case; the same for all files of a set
     title: str  # text before the word for the split, which is the name of the set
-    is_joint: bool = False  # of training and validation images together (`trainval.txt`)
+    is_joint: bool = False  # whether the file has training and validation images together (`trainval.txt`)
 
 
 def parse_part_name(file: Path) -> PartName:

@@ -232,7 +232,7 @@ def keep_train_fraction(split: Split, labels: Targets, fraction: float, seed: in
 
 
 def keep_train_per_class(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
-    """Keep up to `per_class` training images of every class; with one seed, a smaller choice is in a larger one."""
+    """Keep up to `per_class` training images of every class; with the same seed, fewer images are a subset of more."""
     if labels.ndim == 2:
         raise UserError(
             "--few-labels sets the number of images of each class, but these images may have several classes: give "

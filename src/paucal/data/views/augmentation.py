@@ -52,9 +52,10 @@ class Augmentation:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)  # range of the width / height of a random-resized crop
     padding: int = 4  # pixels added on each side of a padded crop
     hflip: float = 0.5  # probability of a horizontal flip
-    rand_augment: str | None = "rand-m9-mstd0.5-inc1"  # in timm's syntax; None for no RandAugment
-    erase_prob: float = 0.25  # of filling one random box with noise after normalisation (random erasing, mode "pixel")
-    interpolation: Interpolation = "bicubic"  # of every resize
+    rand_augment: str | None = "rand-m9-mstd0.5-inc1"  # description in timm's syntax; None for no RandAugment
+    # Probability of filling one random box with noise after normalisation (random erasing, mode "pixel").
+    erase_prob: float = 0.25
+    interpolation: Interpolation = "bicubic"  # interpolation of every resize
 
     def __post_init__(self) -> None:
         for name, choices in (("crop", get_args(Crop)), ("interpolation", get_args(Interpolation))):
@@ -195,7 +196,7 @@ class Mixing:
     """
 
     mixup: float = 0.8  # parameter of mixup's Beta distribution, within `ALPHA_RANGE`; 0 for no mixup
-    cutmix: float = 1.0  # the same for CutMix
+    cutmix: float = 1.0  # parameter of CutMix's Beta distribution, within `ALPHA_RANGE`; 0 for no CutMix
     prob: float = 1.0  # probability of mixing a batch
     switch_prob: float = 0.5  # probability that a mixed batch uses CutMix if both mixup and CutMix are on
 
