@@ -1,4 +1,4 @@
-"""Base classes of paucal's estimators, one of which also trains, and the conversion of the images that they take."""
+"""Base classes of paucal's estimators, and the conversion of their input images."""
 
 import os
 from abc import abstractmethod

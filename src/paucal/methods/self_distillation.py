@@ -34,7 +34,7 @@ MIN_MOMENTUM = 0.98  # minimum momentum of the teacher; with a lower momentum, s
 
 
 def lr(recipe: str | None, model: str | None, shape: Shape, effective_batch: int) -> Choice:
-    """Choose the paper's learning rate, linear in the batch size from `PAPER_BATCH` on, below with its square root."""
+    """Choose the paper's learning rate, scaled with the batch size, or with its square root below `PAPER_BATCH`."""
     published = recipe_learning_rate(RECIPES, recipe, model, effective_batch)
     if published is not None:
         return published
@@ -67,7 +67,7 @@ def clip() -> Choice:
 
 
 def tasks(region_after: int | None, epochs: int | None) -> Choice:
-    """Choose the two tasks for long runs, but the view task for short runs, which the region task made worse."""
+    """Choose both tasks for long runs, and only the view task for short runs, which the region task made worse."""
     if region_after or (epochs or 0) >= LONG_RUN_EPOCHS:
         return "view+region", PAPER_REASON
     return "view", f"the region task made features worse in runs under {LONG_RUN_EPOCHS} epochs (docs/lab/)"
@@ -95,7 +95,7 @@ def bottleneck_dim(shape: Shape) -> Choice:
 
 
 def head_norm(facts: DataAndMachine) -> Choice:
-    """Choose no norm as in the paper, but batch norm for few images, without which small runs collapsed."""
+    """Choose no norm, as in the paper; for few images, choose batch norm, since small runs collapsed without it."""
     if facts.n_train < MANY_IMAGES:
         return "batch", "few images: without it small runs collapsed to the same output for all images"
     return "none", PAPER_REASON

@@ -78,7 +78,7 @@ class Recipe:
 
 
 def without(settings: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return settings by name without some of the names."""
+    """Return a copy of the settings, by name, without the settings called `names`."""
     return {name: value for name, value in settings.items() if name not in names}
 
 

@@ -74,7 +74,7 @@ def local_crops(local_size: Sides, device: str | None) -> Choice:
 
 
 def local_size(img_size: Sequence[int], local_crops: Sides) -> Choice:
-    """Choose 96 pixels for global crops of 224, as in the paper; else half of a small or 96/224 of a large side."""
+    """Choose 96 pixels for global crops of 224, as in the paper; else half of small sides, or 96/224 of large sides."""
     side, groups = min(img_size), len(local_crops or [0])
     if side == PAPER_SIDE:
         return [PAPER_LOCAL_SIDE] * groups, PAPER_REASON

@@ -178,7 +178,8 @@ def _size_as_list(size: tuple[int, int]) -> list[int]:
 def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choice:
     """Choose a time budget of half an hour on a GPU, else of a quarter of an hour.
 
-    There is none if the length follows from --epochs, a recipe, the data set, or initial weights that the user gave.
+    The budget is None if the length follows from --epochs, a recipe, the data set, or initial weights that the user
+    gave.
     """
     is_start_given = facts.initial_weights is not None and not facts.initial_weights.chosen
     if epochs is not None or recipe is not None or facts.hinted_epochs or is_start_given:

@@ -83,9 +83,10 @@ MULTI_LABEL_REMARK = (
 class TrainingSetup(RunSetup[TrainSettings]):
     """The checked inputs of a supervised run, before anything is written."""
 
-    tune_record: TuneRecord | None = None  # None for a run without auto-tuning
+    tune_record: TuneRecord | None = None  # record of auto-tuning; None for a run without auto-tuning
     findings: tuple[Finding, ...] = ()  # problems of the images, most serious first; empty for a resumed run
-    frozen_views: FrozenViewActivations | None = None  # what training reads instead of images; None to read images
+    # Activations that training reads instead of images; None to read images.
+    frozen_views: FrozenViewActivations | None = None
 
     def validation(self) -> Validation | None:
         """Return the `Validation` that scores epochs and selects the best one; None without validation images."""
@@ -105,10 +106,10 @@ class _SettingsAndImages:
     """All settings and the decoded images of a run, before its network is built."""
 
     settings: TrainSettings
-    origins: Mapping[str, str]  # of each setting that was given, or chosen together with the pretrained weights
-    reasons: Mapping[str, str]  # for each setting that a rule has chosen
+    origins: Mapping[str, str]  # origin of each setting that was given, or chosen together with the pretrained weights
+    reasons: Mapping[str, str]  # reason for each setting that a rule has chosen
     data: SplitImages
-    facts: DataAndMachine  # from which the rules have chosen settings
+    facts: DataAndMachine  # properties of the data and the machine, from which the rules have chosen settings
     weights_source: WeightsSource
     choice: WeightsChoice  # automatic choice of pretrained weights; has no candidates if the weights were given
 

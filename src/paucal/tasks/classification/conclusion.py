@@ -63,7 +63,7 @@ class FinalEvaluation:
 
     report: Report
     finish: PostTrainingChanges
-    calibrated: Calibration | None  # None if no temperature was fitted
+    calibrated: Calibration | None  # effect of temperature scaling; None if no temperature was fitted
 
 
 def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Console) -> Result:
@@ -200,7 +200,7 @@ def kept_model_text(run: RunFolder, setup: TrainingSetup, outcome: Outcome, fini
 
 
 def read_curve_sentence(run: RunFolder) -> str | None:
-    """Return the stored sentence on a run's learning curve; None for a run without a curve."""
+    """Return the stored sentence about a run's learning curve; None for a run without a curve."""
     return run.read_json(CURVE_FILE)["sentence"] if (run.path / CURVE_FILE).is_file() else None
 
 

@@ -38,11 +38,13 @@ from paucal.wording import counted, percent
 class PostTrainingChanges:
     """Changes of a trained model before its evaluation."""
 
-    epochs: tuple[int, ...] = ()  # whose weights were averaged; empty if the run keeps its best epoch or its probe
-    score: float | None = None  # on the validation images; None if the model is unchanged
+    # Epochs whose weights were averaged; empty if the run keeps its best epoch or its probe.
+    epochs: tuple[int, ...] = ()
+    score: float | None = None  # score on the validation images; None if the model is unchanged
     temperature: float = 1.0  # divisor of the logits; 1 if the model is not calibrated
     images: int = 0  # number of validation images that the temperature was fitted to; 0 if none was fitted
-    thresholds: tuple[float, ...] | None = None  # probability per class above which the class is predicted; or None
+    # Probability per class above which the class is predicted; None for no thresholds.
+    thresholds: tuple[float, ...] | None = None
     mirrored: str = ""  # sentence on the gain from averaging over mirror images; "" if there is no gain
     by_loss: bool = False  # whether the model was chosen for its lower loss, at nearly equal accuracy
     head: str = ""  # head that was fitted to features of the final weights; "" if the trained head is kept

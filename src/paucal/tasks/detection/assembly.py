@@ -153,8 +153,8 @@ def assemble(
 def _split_images(settings: DetectSettings, boxed: BoxedImages, run: RunFolder | None) -> SplitImages:
     """Return the images with the split of `run`, or else with a new split.
 
-    A new split leaves out validation images that could not rank models, since none has an object, and empty training
-    images with `--empty-images drop`.
+    A new split leaves out all validation images if none has an object, since they could not rank models. With
+    `--empty-images drop`, it also leaves out training images without an object.
     """
     if run is not None:
         return SplitImages(boxed.images, stored_split(run, boxed.images))

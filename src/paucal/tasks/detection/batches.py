@@ -44,7 +44,7 @@ class BoxBatch:
     boxes: list[Tensor]
     labels: list[Tensor]
     original_sizes: Tensor  # (B, 2) int64, height and width of each annotated image, in pixels
-    masks: list[Tensor] | None = None  # without the padding
+    masks: list[Tensor] | None = None  # masks of each image, without the padding; None if unknown
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -27,7 +27,7 @@ class Detections:
     boxes: NDArray[np.float32]  # (N, 4), left, top, right and bottom
     scores: NDArray[np.float32]  # (N,), class probabilities
     labels: NDArray[np.int64]  # (N,), classes from 0
-    masks: tuple[RunLengths, ...] | None = None  # None if the detector predicts no masks
+    masks: tuple[RunLengths, ...] | None = None  # mask of each object; None if the detector predicts no masks
 
     def __len__(self) -> int:
         return len(self.scores)

@@ -64,7 +64,7 @@ class ClassMatches:
 def average_precision(matches: Sequence[ClassMatches], thresholds: slice = slice(None)) -> Measure:
     """Return COCO's average precision (AP) as a function of the (B, I) image weights of B bootstrap draws.
 
-    AP is the mean over IoU thresholds (`slice(0, 1)` for AP50) and over the classes that have objects; 0 without these.
+    AP is the mean over IoU thresholds (`slice(0, 1)` for AP50) and over the classes that have objects; 0 if none has.
     """
 
     def score_draw(weights: NDArray[np.float64]) -> float:
@@ -83,8 +83,10 @@ class DetectionScores:
     scores: Mapping[str, Score]  # "ap" and "ap50" with 95 % intervals; also "mask_ap" and "mask_ap50" with masks
     metrics: Mapping[str, float]  # all scores as plain numbers, by name
     per_class: ByClass  # average precision of boxes by class name; None for classes without an object
-    matches: Mapping[str, list[ClassMatches]]  # of each class, by the prefix of the score names, "" or "mask_"
-    mask_per_class: ByClass = field(default_factory=dict)  # empty if no masks were evaluated
+    # Matches of each class, by the prefix of the score names: "" for boxes, "mask_" for masks.
+    matches: Mapping[str, list[ClassMatches]]
+    # Average precision of masks by class name; empty if no masks were evaluated.
+    mask_per_class: ByClass = field(default_factory=dict)
 
     def content(self) -> dict[str, Any]:
         """Return the content of `metrics.json`."""
@@ -143,7 +145,7 @@ def format_score(score: Score) -> str:
 
 
 def coco_scores(detections: Sequence[Detections], truth: Sequence[Boxes], n_classes: int) -> dict[str, Any]:
-    """Return COCO's scores as torchmetrics and faster-coco-eval compute them, with "mask_" for those of known masks.
+    """Return COCO's scores, computed by torchmetrics with faster-coco-eval; scores of masks are named "mask_...".
 
     Besides `SCORES` and "per_class" (K average precisions; None for a class without an object), there is an AP for each
     size in `BY_SIZE` that occurs: below 32 x 32 pixels in the annotated image, above 96 x 96 pixels, and between. As in

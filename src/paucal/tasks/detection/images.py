@@ -22,8 +22,8 @@ from paucal.tasks.detection.masks import AnnotatedBox, RunLengths, masks_of_outl
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, join_first_few
 
-MIN_BOX_SIDE = 1e-3  # in pixels; a box with a shorter side counts as a box without an area
-SIZE_TOLERANCE = 1  # in pixels, because some annotation programs count pixels from 0 and others from 1
+MIN_BOX_SIDE = 1e-3  # minimum side in pixels; a box with a shorter side counts as a box without an area
+SIZE_TOLERANCE = 1  # tolerance in pixels, because some annotation programs count pixels from 0 and others from 1
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,10 @@ class Boxes:
 
     corners: NDArray[np.float32]  # (N, 4), left, top, right and bottom in pixels
     labels: NDArray[np.int64]  # (N,), index of each box's class in the classes of the image set
-    crowd: NDArray[np.bool_]  # (N,), True for crowds and difficult objects, which are neither trained on nor counted
+    # (N,), whether a box is a crowd or a difficult object, which are neither trained on nor counted.
+    crowd: NDArray[np.bool_]
     size: tuple[int, int]  # (height, width) in pixels
-    masks: tuple[RunLengths, ...] | None = None  # None if unknown
+    masks: tuple[RunLengths, ...] | None = None  # mask of each box; None if unknown
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -45,7 +46,7 @@ class BoxedImages:
     """A set of images with their boxes."""
 
     images: ImageSet  # `multi_hot` has the classes of each image's boxes, so that images can be split by class
-    boxes: Mapping[str, Boxes]  # by image key
+    boxes: Mapping[str, Boxes]  # boxes of each image, by image key
     category_ids: tuple[int, ...]  # id of each class in the annotation files, for predictions in the same format
     without_outline: int = 0  # number of boxes without an outline, not counting crowds
 

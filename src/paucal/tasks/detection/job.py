@@ -72,7 +72,7 @@ class StepPlan(NamedTuple):
     """The length of the rest of a run: 0 steps, and only the seconds after training, if the time is too short."""
 
     steps: int
-    judge_every: int  # steps between two evaluations
+    judge_every: int  # number of steps between two evaluations
     seconds: float
 
 

@@ -84,10 +84,10 @@ def load_detector(
 class FirstDetectorRecord:
     """Record of the first detector of a run, which is trained on the frozen backbone."""
 
-    steps: int  # optimizer steps
+    steps: int  # number of optimizer steps
     score: float | None  # AP on the validation images; None if there are no validation images
     ap50: float | None
-    seconds: float  # from the start of the command until this detector was saved
+    seconds: float  # seconds from the start of the command until this detector was saved
 
     def write(self, run: RunFolder) -> None:
         """Store the record in the run folder."""

@@ -26,10 +26,10 @@ MIN_EPOCHS, MAX_EPOCHS = 12, 200  # the papers' "1x" schedule for 118,000 images
 class BoxFacts(DataAndMachine):
     """Properties of the images with boxes and of the machine, from which settings are chosen."""
 
-    median_longer_side: int = 0  # in pixels
+    median_longer_side: int = 0  # median of the images' longer sides in pixels
     small_object_side: float = 0.1  # tenth percentile of sqrt(box area) / longer side of the image
-    boxes: int = 0  # in all splits, without crowds
-    without_outline: int = 0  # boxes without an outline, without crowds
+    boxes: int = 0  # number of boxes in all splits, not counting crowds
+    without_outline: int = 0  # number of boxes without an outline, not counting crowds
 
 
 def model(facts: DataAndMachine) -> Choice:

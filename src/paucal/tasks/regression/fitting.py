@@ -23,8 +23,8 @@ Array = NDArray[np.float64]
 class FittedRidge:
     """A linear function of raw (not standardised) features, with its cross-validated errors."""
 
-    weight: Array  # (D,)
-    bias: float  # in the unit of the target
+    weight: Array  # (D,) weights of the features
+    bias: float  # constant term, in the unit of the target
     strength: float  # L2 penalty on standardised features and targets
     residuals: Array  # (N,) predictions, each from a fit to the other folds, minus targets of the training images
 

@@ -34,7 +34,9 @@ class CropOptions:
 
     size: Size  # (height, width) of a crop in pixels
     scale: tuple[float, float] = (0.5, 2.0)  # range of the factor on the sides of the image before it is cropped
-    max_class_fraction: float = 0.75  # of the labelled pixels in one class; else up to 10 crops are drawn
+    # Maximum fraction of one class among the labelled pixels of a crop. A crop above this fraction is drawn again; at
+    # most 10 crops are drawn.
+    max_class_fraction: float = 0.75
     hflip: float = 0.5
     vflip: float = 0.0
     # Strength s of changes to brightness, contrast and saturation, by factors in [1 - s, 1 + s]; the hue is shifted by

@@ -133,7 +133,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         """Return the number of epochs, and the number of crops per image and epoch, that fit in the time."""
         settings, counts = setup.settings, setup.data.counts()
         training_seconds = seconds_left - pace.closing_seconds(counts)
-        crop_seconds = pace.step * counts["train"] / settings.effective_batch  # per epoch, with one crop per image
+        crop_seconds = pace.step * counts["train"] / settings.effective_batch  # seconds per epoch, one crop per image
         eval_seconds = pace.evaluation(counts)
         crops_are_given = setup.origins["crops"] != "default" and not is_automatic(setup.origins["crops"])
         crops, epochs = plan_crops_and_epochs(
@@ -239,8 +239,8 @@ def plan_crops_and_epochs(
 ) -> tuple[int, int]:
     """Return the number of crops per image and epoch, and the number of epochs, that fill a time.
 
-    `crop_seconds` are for the training steps of an epoch with one crop per image. The number of crops is adjusted,
-    unless the user gave it.
+    `crop_seconds` are the seconds of the training steps in an epoch with one crop per image. The number of crops is
+    adjusted, unless the user gave it.
 
     Example:
         >>> plan_crops_and_epochs(100.0, crop_seconds=1.0, eval_seconds=1.0, crops=24, crops_are_given=True)

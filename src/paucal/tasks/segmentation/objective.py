@@ -18,7 +18,8 @@ BACKBONE_PREFIX = "network.maps.backbone.model."  # prefix of the backbone's par
 class PixelObjective(TunedObjective):
     """Pixel-wise cross-entropy of a segmentation network and, with weight `auxiliary` (0 for none), its auxiliary head.
 
-    `dropout` is that of the auxiliary head, and `backbone_lr` a factor on the backbone's learning rate.
+    `dropout` is the dropout probability of the auxiliary head, and `backbone_lr` a factor on the backbone's learning
+    rate.
     """
 
     # A feature map that is pooled to 1x1 has one value per image and channel, so batch norms need several images.

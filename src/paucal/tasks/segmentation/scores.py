@@ -37,7 +37,7 @@ SCORES_FILE = "segmentation.json"
 class PixelCounts:
     """Counts of the labelled pixels of one image."""
 
-    index: int  # of the image in the data set
+    index: int  # index of the image in the data set
     confusion: NDArray[np.int64]  # (K, K) numbers of pixels; rows are labels, and columns are predictions
     loss: float = 0.0  # sum of the cross-entropies of the pixels, in nats
 

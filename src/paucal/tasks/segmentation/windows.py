@@ -20,11 +20,11 @@ class WindowOptions:
     """Options of inference on a whole image."""
 
     size: Size  # (height, width) of a window in pixels
-    overlap: float = 1 / 3  # of consecutive windows, as a fraction of the window size
+    overlap: float = 1 / 3  # overlap of consecutive windows, as a fraction of the window size
     scales: tuple[float, ...] = (1.0,)  # factors on the image's sides, over which probabilities are averaged
-    mirror: bool = False  # average also over the mirror image
-    batch: int = 4  # windows per forward pass
-    whole: bool = False  # run the network on the whole image at once instead of windows
+    mirror: bool = False  # whether to average also over the mirror image
+    batch: int = 4  # number of windows per forward pass
+    whole: bool = False  # whether to run the network on the whole image at once instead of on windows
     resize_to: Size | None = None  # maximum shorter and longer side in pixels before `scales`; None to keep the size
 
 

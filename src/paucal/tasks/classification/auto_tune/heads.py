@@ -106,12 +106,12 @@ def fit_mixture(
 class HeadComparison:
     """Outcome of a comparison of heads by their cross-validated cross-entropy, in nats."""
 
-    name: str = DEFAULT_HEAD  # of the best head
+    name: str = DEFAULT_HEAD  # name of the best head
     head: Head | None = None  # best head, which also reads the pooled last stages; None if `DEFAULT_HEAD` is best
-    losses: Mapping[str, float] = field(default_factory=dict)  # cross-entropy by name of the head
+    losses: Mapping[str, float] = field(default_factory=dict)  # cross-entropy of each head, by its name
     lead: float = 0.0  # cross-entropy of `DEFAULT_HEAD` minus that of the best other head
     lead_error: float = 0.0  # standard error of the lead
-    held_out: "HeldOutLogits | None" = None  # of the best head; None if there are too few images
+    held_out: "HeldOutLogits | None" = None  # held-out logits of the best head; None if there are too few images
     mixture: Mapping[str, float] = field(default_factory=dict)  # weights of the heads' logits; empty for `DEFAULT_HEAD`
 
 

@@ -40,7 +40,8 @@ class LearningCurve:
 
     points: tuple[CurvePoint, ...]  # ascending; at the last point, heads are fitted to all images of the training folds
     per_class: float  # mean number of images per class to which the model itself is fitted
-    forecast: Score | None = None  # None for a curve of fewer than three points
+    # Accuracy expected for twice as many images; None for a curve of fewer than three points.
+    forecast: Score | None = None
     # Forecast minus the accuracy that the same power law gives for the model's own number of images. The gain is too
     # optimistic if the curve flattens.
     gain: float | None = None
@@ -95,7 +96,7 @@ def measure_learning_curve(
 
 
 def write_curve(run: RunFolder, curve: LearningCurve) -> None:
-    """Store a learning curve and a sentence on it in the run folder, and draw its plot."""
+    """Store a learning curve and a sentence about it in the run folder, and draw its plot."""
     run.write_json(CURVE_FILE, {**asdict(curve), "sentence": str(curve)})
     run.plots.mkdir(parents=True, exist_ok=True)
     save_figure(run.plots / "learning_curve.png", draw_curve(curve))
@@ -146,5 +147,5 @@ def _extrapolate(sizes: NDArray[np.float64], errors: NDArray[np.float64], size: 
     """Return (D,) accuracies at a size, by a power law through the last point of (P, D) errors at (P,) sizes."""
     x, y = np.log(sizes), np.log(np.maximum(errors, 1e-3))
     centred = (x - x.mean())[:, None]
-    slope = np.minimum(0.0, (centred * y).sum(0) / (centred**2).sum())  # of least squares; 0 if the error grows
+    slope = np.minimum(0.0, (centred * y).sum(0) / (centred**2).sum())  # least-squares slope; 0 if the error grows
     return 1 - errors[-1] * (size / sizes[-1]) ** slope

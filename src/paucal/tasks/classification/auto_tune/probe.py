@@ -40,8 +40,9 @@ class StandardisedFeatures:
     several times as fast; `unstandardise` converts the fitted weights to weights for raw features.
     """
 
-    mean: Tensor  # (D,)
-    deviation: Tensor  # (D,), shrunk towards the median of all features; 1 if all features are constant
+    mean: Tensor  # (D,) means of the features
+    # (D,) standard deviations, shrunk towards the median of all features; 1 if all features are constant.
+    deviation: Tensor
     rows: Tensor  # (N, D) float64 standardised features
     coordinates: Tensor  # (N, min(N, D)) float64, with the inner products of `rows`
 
@@ -74,8 +75,8 @@ def standardise(features: Tensor) -> StandardisedFeatures:
 class Head:
     """A linear classifier for raw (not standardised) features."""
 
-    weight: Tensor  # (K, D) float32
-    bias: Tensor  # (K,) float32
+    weight: Tensor  # (K, D) float32 weights
+    bias: Tensor  # (K,) float32 biases
     strength: float  # L2 penalty of the fit
     cross_validated: float | None  # accuracy, or mean average precision for several labels; None for too few images
 

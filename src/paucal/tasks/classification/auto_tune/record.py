@@ -48,7 +48,7 @@ class TuneRecord:
     candidates: tuple[str, ...] = ()  # timm names of the pretrained weights to compare
     budget: float = 0.0  # seconds that the run may take; 0 for no limit
     spent: float = 0.0  # seconds spent so far, including earlier calls of a resumed run
-    candidate_scores: tuple[EvaluatedModel, ...] = ()  # on a sample of the training images
+    candidate_scores: tuple[EvaluatedModel, ...] = ()  # scores of the candidates on a sample of the training images
     probe: EvaluatedModel | None = None  # linear head on frozen features; None before it is fitted
     # Seconds per training image for each image size and number of frozen stages; None if a step does not fit in memory.
     sizes: Mapping[str, float | None] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class TuneRecord:
     # fit in the time or the memory.
     tuning: Mapping[str, Any] = field(default_factory=dict)
     trials: tuple[EvaluatedModel, ...] = ()  # finished trials of presets
-    plan: str = ""  # why the run has this length, or keeps the probe; "" before the decision
+    plan: str = ""  # text that says why the run has this length or keeps the probe; "" before the decision
     tune: bool = True  # whether the network is fine-tuned after the probe
     unlabelled: EvaluatedModel | None = None  # head that is also fitted to unlabelled images; None without such a step
 
@@ -108,7 +108,7 @@ def _read_step(value: Mapping[str, Any]) -> EvaluatedModel:
 
 
 def head_file_name(image_size: Sequence[int]) -> str:
-    """Return the file name of a head, from which tuning may start, fitted at another image size than the probe's."""
+    """Return the file name of a head that was fitted at an image size other than the probe's, to start tuning from."""
     return f"head-{'x'.join(map(str, image_size))}.safetensors"
 
 
@@ -126,7 +126,7 @@ def load_head(run: RunFolder, objective: Objective, image_size: Sequence[int] | 
 
 
 def save_head(run: RunFolder, head: Head, name: str) -> None:
-    """Store a head, from which tuning may start, in a file of the run folder."""
+    """Store a head in a file of the run folder; tuning may start from this head."""
     save_weights(run.path / name, {"weight": head.weight, "bias": head.bias})
 
 

@@ -35,7 +35,7 @@ class RefittedHead:
     """A head on the features of a tuned network, with its validation score."""
 
     name: str
-    head: Head  # with calibrated weights and biases
+    head: Head  # fitted head, with calibrated weights and biases
     staged: bool  # whether the head also reads the last stages
     score: float  # accuracy on the validation images
     losses: list[float]  # calibrated cross-entropy of each validation image, in nats

@@ -20,7 +20,7 @@ from paucal.backbones.stage_classifier import StagePool, last_stage_poolings
 from paucal.models.features import ClassifierInputExtractor
 from paucal.types import UserError
 
-FROZEN_FILE = "unlabelled-frozen.safetensors"  # in the run folder, removed at the end of the run
+FROZEN_FILE = "unlabelled-frozen.safetensors"  # file that is removed at the end of the run
 BATCH_SIZE = 32  # number of images in a batch of stored outputs
 TOLERANCE = 1e-2  # tolerance for features computed from float16 outputs, relative to the features' standard deviation
 

@@ -34,11 +34,12 @@ class FittedHead:
     features: Tensor  # (N + V, D)
     staged: bool  # whether `features` has the pooled maps of the last stages, in columns after the last features
     rows: Tensor  # (N,) indices into all training images
-    score: float  # of the best head on the validation images; cross-validated if there are none
-    seconds_per_image: float  # of a forward pass through the frozen network in float32
-    race: HeadComparison  # with heads that also read the last stages; `race.head` is None if no such head is better
+    score: float  # score of the best head on the validation images; cross-validated if there are no such images
+    seconds_per_image: float  # seconds per image of a forward pass through the frozen network in float32
+    # Comparison with heads that also read the last stages; `race.head` is None if no such head is better.
+    race: HeadComparison
     race_seconds: float
-    curve: LearningCurve | None  # of the best head; None if no curve was measured
+    curve: LearningCurve | None  # learning curve of the best head; None if no curve was measured
     losses: Sequence[float]  # (V,) calibrated losses of the best head on the validation images, in nats
 
     @property
@@ -52,12 +53,12 @@ class TuneState:
     """State of an auto-tuning in progress."""
 
     run: RunFolder
-    setup: TrainingSetup  # with the settings chosen so far
-    record: TuneRecord  # of the finished steps
+    setup: TrainingSetup  # checked inputs of the run, with the settings chosen so far
+    record: TuneRecord  # measurements and decisions of the finished steps
     console: Console
     start_time: float  # `time.monotonic()` at the start of this call, minus the seconds that earlier calls spent
-    image_seconds: float = 0.0  # of a forward pass of one image in float32, at the probe's image size
-    precision: PrecisionChoice = FLOAT32  # of the frozen features
+    image_seconds: float = 0.0  # seconds of a forward pass of one image in float32, at the probe's image size
+    precision: PrecisionChoice = FLOAT32  # precision of the frozen features
     candidate_rows: Tensor | None = None  # training images on which candidates are compared; None for no comparison
     preset_freeze: str | int | None = None  # `--freeze` of the tuning preset that is being considered or was chosen
     # First model with its features, kept for the step with unlabelled images; None if an earlier call fitted the first

@@ -60,9 +60,9 @@ def measure_seconds_per_image(setup: TrainingSetup, choose_threads: bool = False
 class CostEstimate:
     """Estimated cost of a fine-tuning preset."""
 
-    image_size: list[int]  # in pixels, as in the settings
-    epoch_seconds: float  # of an epoch with its validation
-    steps: int  # of the trial
+    image_size: list[int]  # image size in pixels: [side] or [height, width], as in the settings
+    epoch_seconds: float  # seconds of an epoch with its validation
+    steps: int  # number of optimizer steps of the trial
     pixel_ratio: float = 1.0  # number of pixels of an image, divided by the number at the probe's image size
 
     def corrected_by(self, seconds: float, eval_seconds: float, per_epoch: int) -> "CostEstimate":

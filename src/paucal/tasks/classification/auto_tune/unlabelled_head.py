@@ -61,8 +61,8 @@ class UnlabelledFeatures:
     """Features of unlabelled images, and their coordinates on principal axes."""
 
     features: Tensor  # (U, D) float32 raw features
-    mean: Tensor  # (D,)
-    deviation: Tensor  # (D,) standard deviations; 1 for a constant feature
+    mean: Tensor  # (D,) means of the features
+    deviation: Tensor  # (D,) standard deviations of the features; 1 for a constant feature
     axes: Tensor  # (D, R) principal axes of the standardised features
     rows: Tensor  # (U, R) coordinates of the unlabelled images on these axes
 
@@ -89,17 +89,18 @@ def compute_principal_axes(features: Tensor) -> UnlabelledFeatures:
 class UnlabelledHeadComparison:
     """Outcome of a comparison of heads that use unlabelled images with the head `LABELS_ALONE`, which uses none."""
 
-    name: str = LABELS_ALONE  # of the best head
-    weight: Tensor | None = None  # (K, D) float32 weights of its calibrated logits; None for `LABELS_ALONE`
-    bias: Tensor | None = None  # (K,) float32; None for `LABELS_ALONE`
-    scores: Mapping[str, float] = field(default_factory=dict)  # cross-validated Brier score by name; lower is better
+    name: str = LABELS_ALONE  # name of the best head
+    weight: Tensor | None = None  # (K, D) float32 calibrated weights of the best head; None for `LABELS_ALONE`
+    bias: Tensor | None = None  # (K,) float32 calibrated biases; None for `LABELS_ALONE`
+    # Cross-validated Brier score of each head, by its name; lower is better.
+    scores: Mapping[str, float] = field(default_factory=dict)
     lead: float = 0.0  # Brier score of `LABELS_ALONE` minus that of the best other head
     error: float = 0.0  # standard error of the lead
     held_out: HeldOutLogits | None = None  # cross-validated logits of the best head; None for `LABELS_ALONE`
 
 
 def make_base_fit(race: HeadComparison, last: Head, n_classes: int) -> FitBase:
-    """Return a function that fits the best head of a comparison with the default `last` to other (N, D+S) features."""
+    """Return a function that fits the best head of `race` to other (N, D + S) features; `last` is the default head."""
     width, temperature = last.weight.shape[1], 1.0 if race.held_out is None else race.held_out.temperature
 
     def fit(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -63,20 +63,21 @@ HEADS: Mapping[str, RegionHead] = {
 class DetectorOptions:
     """The structure of a detector, its losses, and the limits on its predictions; see also `DetectorSettings`."""
 
-    channels: int = 256  # of the feature pyramid
-    head_dim: int = 1024  # features per region in a head
+    channels: int = 256  # number of channels of the feature pyramid
+    head_dim: int = 1024  # number of features per region in a head
     finest: int = 4  # smallest stride of a feature map, in pixels
     anchor: int = 8  # side of an anchor, as a multiple of the stride of its feature map
-    regions: int = 512  # sampled regions per image that train the heads
+    regions: int = 512  # number of sampled regions per image that train the heads
     proposals: int = 2000  # maximum number of proposals per image; in inference also at most half of `candidates`
-    cascade: bool = False  # three heads in sequence (Cascade R-CNN)
+    cascade: bool = False  # whether there are three heads in sequence (Cascade R-CNN)
     least_score: float = 0.05  # score that a prediction must exceed
     most: int = 100  # maximum number of predicted objects per image
-    masks: bool = False  # also predict a mask of each object (Mask R-CNN)
-    head: str = "2fc"  # layers of a head, a key of `HEADS`
-    cascade_boxes: CascadeBoxes = "shared"  # whether a head of the cascade predicts one box correction or K
+    masks: bool = False  # whether a mask of each object is predicted too (Mask R-CNN)
+    head: str = "2fc"  # layers of a head, as a key of `HEADS`
+    # Whether a head of the cascade predicts one box correction per region or one per class.
+    cascade_boxes: CascadeBoxes = "shared"
     cascade_average: CascadeAverage = "probabilities"  # quantity that the cascade averages over its heads
-    box_loss: BoxLoss = "smooth-l1"  # of the heads; the GIoU loss of the corrected boxes has weight 10
+    box_loss: BoxLoss = "smooth-l1"  # box loss of the heads; the GIoU loss of the corrected boxes has weight 10
     proposal_loss: ProposalLoss = "smooth-l1"  # box loss of the proposal network
     # Number of highest-scoring regions per feature map from which non-maximum suppression chooses the proposals; half
     # as many in inference. 0 means as many as `proposals`.
@@ -90,7 +91,7 @@ class DetectorOptions:
     # shift of the original RoIAlign, and at more points for larger regions.
     pooling: Pooling = "sampled"
     pyramid_norm: PyramidNorm = "group"
-    proposal_layers: int = 1  # convolutions of the proposal network
+    proposal_layers: int = 1  # number of convolutions of the proposal network
     mask_norm: MaskNorm = "none"
     maps: Maps = "strides"  # feature maps of the backbone: "last-blocks" for the two of torchvision's MobileNet
     anchor_sides: AnchorSides = "one"  # "one" for `anchor` times the stride, "five" for 32 to 512 pixels on every map

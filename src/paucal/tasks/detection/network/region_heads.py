@@ -65,7 +65,7 @@ def make_pooling(strides: Sequence[int], cells: int, aligned: bool) -> nn.Module
 class HeadOutput(NamedTuple):
     """Losses and predictions of a head in training."""
 
-    losses: dict[str, Tensor]  # "class", "box" and, if the head has mask layers, "mask"
+    losses: dict[str, Tensor]  # losses "class", "box" and, if the head has mask layers, "mask"
     regions: list[Tensor]  # (N_i, 4) corners of the sampled regions, per image
     labels: Tensor  # (N,) int64 classes of the regions of all images, 0 for the background
     logits: Tensor  # (N, K + 1) class logits, the background first
@@ -137,9 +137,9 @@ class RegionHeads(RoIHeads):
     def refine(
         self, deltas: Tensor, classes: Tensor, regions: Sequence[Tensor], sizes: Sequence[tuple[int, int]]
     ) -> list[Tensor]:
-        """Return the (N_i, 4) regions per image with this head's corrections, clipped to it and without a gradient.
+        """Apply this head's box corrections; return the (N_i, 4) boxes of each image, clipped to it, without gradients.
 
-        `deltas` are (N, 4) or (N, 4 (K + 1)), of which those of each region's class (N,) are applied.
+        `deltas` are (N, 4), or (N, 4 (K + 1)) with corrections for each class; `classes` are the (N,) classes to use.
         """
         boxes = self.box_coder.decode_single(select_class(deltas.detach(), classes), torch.cat(list(regions)))
         image_boxes = boxes.split([len(corners) for corners in regions])
