@@ -12,7 +12,7 @@ from pathlib import Path
 _OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
-_ASSUMED_MEMORY = 4 << 30  # bytes, on systems that do not report their memory
+_ASSUMED_MEMORY = 4 << 30  # bytes of memory on systems that do not report their memory
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # constants of glibc's malloc.h
 # glibc's default values. For the trim threshold, this is the largest value that glibc chooses automatically.

@@ -83,8 +83,8 @@ def read_text(path: Path, max_bytes: int, encoding: str = "utf-8", errors: str =
 class DecodedText(NamedTuple):
     """Text of a file, and how it was decoded."""
 
-    text: str  # without byte order marks
-    encoding: str  # as Python spells it
+    text: str  # text without byte order marks
+    encoding: str  # name of the encoding in Python's spelling
     note: str  # sentence that tells the user which encoding was assumed; "" if the encoding was recognised
 
 

@@ -94,8 +94,8 @@ class AttentionCall(NamedTuple):
 class AttentionGroups(NamedTuple):
     """The tokens of a layer's queries and keys, in groups (such as windows) in which all queries have the same keys."""
 
-    tokens: Tokens  # of the queries
-    key_tokens: Tokens  # of the keys; equal to `tokens` unless the layer pools keys or queries
+    tokens: Tokens  # tokens of the queries
+    key_tokens: Tokens  # tokens of the keys; equal to `tokens` unless the layer pools keys or queries
     queries: Tensor  # (groups, Q) index in `tokens` of each query, -1 for padding
     keys: Tensor  # (groups, K) index in `key_tokens` of each key, -1 for padding
 
@@ -110,9 +110,11 @@ class AttentionLayout:
     # Returns the groups from (call, weights, image size); None if all tokens are in one group.
     find_groups: Callable[[AttentionCall, Tensor, Size], AttentionGroups | None] | None = None
     groups_last: bool = False  # whether 5-D weights are (B, heads, groups, Q, K), instead of (B, groups, heads, Q, K)
-    pools: Literal["nothing", "keys", "queries"] = "nothing"  # to a coarser grid; "queries" for both queries and keys
+    # Which tokens the layer pools to a coarser grid; "queries" means both queries and keys.
+    pools: Literal["nothing", "keys", "queries"] = "nothing"
     between_cells: bool = True  # whether cells attend to each other; False if channels attend to each other
-    suffix: Callable[[Any], tuple[str, ...]] = lambda layer: ()  # from a layer to the names of tokens after the cells
+    # Returns the names of the tokens after the cells, given the layer.
+    suffix: Callable[[Any], tuple[str, ...]] = lambda layer: ()
 
 
 def prefix_names(model: nn.Module, count: int) -> tuple[str, ...]:

@@ -25,7 +25,8 @@ class Cost:
 
     parameters: int
     macs: int  # multiply-adds of a forward pass, without the matrix products of attention
-    activation_bytes: int  # tensors that a float32 forward pass saves for the backward pass, without attention matrices
+    # Size of the tensors that a float32 forward pass saves for the backward pass, without attention matrices.
+    activation_bytes: int
     largest_tensor_bytes: int  # size of the largest saved tensor
 
 
@@ -86,7 +87,7 @@ class MatrixFreeAttention(TorchFunctionMode):
 class SubmoduleCost:
     """The cost of a submodule for one image."""
 
-    parameters: int  # trained or frozen
+    parameters: int  # number of parameters, trained or frozen
     macs: int  # multiply-adds without the matrix products of attention, as the papers' code counts them
 
 

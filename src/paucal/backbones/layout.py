@@ -58,7 +58,7 @@ def aspect_mismatch(height: int, width: int, image_size: Size) -> float | None:
 
 
 def grid_sides(cells: int, image_size: Size) -> tuple[int, int] | None:
-    """Return the (rows, columns) of a grid with this number of cells that fits an image; None if there is none."""
+    """Return the (rows, columns) of a grid with this number of cells that fits an image; None if no grid fits."""
     if cells < 1:
         return None
     estimate = math.floor(math.sqrt(cells * image_size[0] / image_size[1]))

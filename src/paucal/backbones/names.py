@@ -21,7 +21,7 @@ from torch import nn
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
-TIMEOUT_SECONDS = 5.0  # for the request that checks whether the hub can be reached
+TIMEOUT_SECONDS = 5.0  # time limit of the request that checks whether the hub can be reached
 _FILE_NAMES = ("model.safetensors", "pytorch_model.bin")  # file names that timm tries, in this order
 _LOGGER_NAMES = ("huggingface_hub", "timm", "httpx", "httpx2", "urllib3", "filelock")
 # Arguments that make timm read files, fetch weights or return something other than a classifier. These arguments are

@@ -202,7 +202,8 @@ def prefixes_and_channels_last(model: nn.Module) -> tuple[tuple[int, ...], bool]
     count = getattr(model, "num_prefix_tokens", None)
     if count is None:
         count = int(_has_class_token(model))
-    inner = getattr(model, "inner_prefix_tokens", (0, 1))  # for stages whose prefix tokens are dropped
+    # Possible numbers of prefix tokens in inner stages; by default also 0, for stages that drop their prefix tokens.
+    inner = getattr(model, "inner_prefix_tokens", (0, 1))
     prefixes = tuple(dict.fromkeys((count, 0) if count else (0, *inner)))
     return prefixes, str(getattr(model, "output_fmt", "")).endswith("NHWC")
 

@@ -218,7 +218,7 @@ def fit_to_image_sizes(name: str, image_sizes: Sequence[Size], arguments: Mappin
 class _SizedModel:
     """A model built for an image size, with the constructor arguments that were added to the user's."""
 
-    backbone: FeatureBackbone  # on the meta device
+    backbone: FeatureBackbone  # model on the meta device, without values
     size_argument: dict[str, Any]  # the argument `img_size`; empty if the model does not need it
     grid_arguments: dict[str, Any]  # arguments that make the grid finer; empty if none are needed
 

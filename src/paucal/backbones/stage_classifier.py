@@ -31,7 +31,7 @@ _CELL_AXES = {"nchw": (2, 3), "nhwc": (1, 2), "tokens": (1,)}  # axes of the cel
 class StagePooling:
     """How to pool the output of a stage."""
 
-    name: str  # of the stage's module
+    name: str  # name of the stage's module in the network
     kind: Literal["tokens", "nhwc", "nchw"]  # see `Layout`
     prefix: int  # number of leading tokens that are not cells
     channels: int

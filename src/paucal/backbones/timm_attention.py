@@ -70,7 +70,7 @@ def _swin_groups(call: AttentionCall, weights: Tensor, image_size: Size) -> Atte
     features, window = call.block_inputs[0], call.block.window_size
     grid = (features.shape[1], features.shape[2])
     shifts = tuple(-steps for steps in call.block.shift_size)
-    shifted = cell_indices(grid, features).roll(shifts, (1, 2))  # before the padding, as in timm
+    shifted = cell_indices(grid, features).roll(shifts, (1, 2))  # timm also shifts the map before padding it
     return window_groups(grid, window_partition(pad_indices(shifted, window), window))
 
 

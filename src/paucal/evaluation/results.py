@@ -18,7 +18,7 @@ MULTI_LABEL_KIND = "multi-label"  # value of the entry "kind" in stored reports 
 
 @dataclass(frozen=True)
 class Majority:
-    """The score of always predicting the most frequent class, or of several ones that with the most test images."""
+    """The score of always predicting the most frequent class; if several are, the one with the most test images."""
 
     name: str
     top1: float  # fraction of the test images that belong to this class
@@ -43,7 +43,7 @@ class ClassRow:
     predicted: int  # number of test images predicted as this class
     precision: float | None  # fraction of these predictions that are correct; None if the class is never predicted
     recall: Score | None  # fraction of the class's images that are predicted as this class; None without test images
-    f1: float | None  # harmonic mean of both; None if the class occurs among neither labels nor predictions
+    f1: float | None  # harmonic mean of precision and recall; None if no label or prediction is this class
 
 
 class StoredReport:
@@ -136,7 +136,8 @@ class MultiLabelRow:
     share: float  # fraction of positives among the images with a known label; the average precision of a random ranking
     ap: Score | None  # average precision; None if the class has no test images
     threshold: float  # lowest probability at which the class is predicted
-    predicted: int  # number of test images predicted as this class at the threshold; so are the following scores
+    # Number of test images predicted as this class at the threshold, at which the following scores are computed too.
+    predicted: int
     precision: float | None
     recall: float | None
     f1: float | None
@@ -248,7 +249,7 @@ class PrimaryMetric:
 
     @property
     def column(self) -> str:
-        """The column of `metrics.csv`."""
+        """The name of the score's column in `metrics.csv`."""
         return f"val_{self.score}"
 
     def format_score(self, value: float, images: str = "") -> str:

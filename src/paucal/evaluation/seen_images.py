@@ -65,7 +65,8 @@ class SeenImages:
     run: RunFolder
     labelled: bool  # whether the run used the labels of the images
     folders: tuple[str, ...] = ()  # folders, or the name of a published data set, to which the keys may be relative
-    rows: Mapping[str, Row] | None = field(default=None, repr=False)  # by key; None if the images are unknown
+    # Split and digest of each image, by the image's key; None if the images are unknown.
+    rows: Mapping[str, Row] | None = field(default=None, repr=False)
     step: str = "the pre-training"  # description of the training that used the images, for remarks
 
     @cached_property

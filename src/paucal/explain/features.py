@@ -67,8 +67,8 @@ class Correspondence:
     second: Tensor  # (n, 2) matching cells of the second image, in the same order
     similarity: Tensor  # (n,) cosine similarities of the pairs
     grids: tuple[tuple[int, int], tuple[int, int]]  # (rows, columns) of the cells of each image
-    own: Tensor  # (2, 2) for each image, the cell whose feature is most similar to the image's own global feature
-    other: Tensor  # (2, 2) for each image, the cell whose feature is most similar to the other's global feature
+    own: Tensor  # (2, 2) cell of each image whose feature is most similar to the image's own global feature
+    other: Tensor  # (2, 2) cell of each image whose feature is most similar to the other image's global feature
 
 
 @torch.no_grad()

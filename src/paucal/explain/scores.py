@@ -169,7 +169,7 @@ class MethodScore:
     """The scores of an attribution method over a set of images; areas and fractions are from 0 to 1."""
 
     deletion: float  # mean area under the curve of the class probability while cells are deleted; lower is better
-    insertion: float  # the same while cells are inserted; higher is better
+    insertion: float  # mean area under the curve of the class probability while cells are inserted; higher is better
     faithfulness: float  # insertion minus deletion; higher is better
     faithfulness_error: float  # half the width of the faithfulness's 95 % confidence interval over images
     pointing: float  # fraction of maps whose highest value is on the pasted object; 0.25 at chance level

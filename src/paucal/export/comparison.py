@@ -49,7 +49,8 @@ class Difference(NamedTuple):
 
     largest: float  # largest difference between the two models' probabilities of a class
     agreement: float  # 1 or 0 for a classifier; fraction of pixels or objects with equal predictions for other models
-    accuracy: tuple[float, float] | None  # fractions of correct predictions of both; None if the image has no label
+    # Fractions of correct predictions of the original and of the exported model; None if the image has no label.
+    accuracy: tuple[float, float] | None
 
 
 class Classifier:

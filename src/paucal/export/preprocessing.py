@@ -13,7 +13,7 @@ from paucal.wording import counted
 
 MAX_LEVEL = 255  # highest grey level
 WEIGHT_STEPS = float(1 << 22)  # Pillow stores filter weights as integer multiples of 1 / WEIGHT_STEPS
-FILTER_RADIUS = {"bilinear": 1.0, "bicubic": 2.0}  # in pixels of the smaller of the two images
+FILTER_RADIUS = {"bilinear": 1.0, "bicubic": 2.0}  # radius of each filter in pixels of the smaller of the two images
 Side = Any  # height or width in pixels: an int, or a symbolic int while torch traces a graph
 Shape = tuple[Side, Side]  # (height, width)
 BICUBIC_A = -0.5  # coefficient a of Pillow's bicubic filter

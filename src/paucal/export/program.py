@@ -43,7 +43,7 @@ class FromPixels(nn.Module):
 class Graph:
     """A module with the information that is needed to export it."""
 
-    module: nn.Module  # in evaluation mode, on the CPU
+    module: nn.Module  # module in evaluation mode, on the CPU
     example: Tensor  # input with which the module is traced
     dynamic: dict[int, str]  # names of the input's dimensions that may have any size, by the dimension's index
     input: str  # name of the input: "images" for normalised float images, "pixels" for uint8 pixels

@@ -1,4 +1,4 @@
-"""Export to a folder that timm and the Hugging Face Hub can read: weights, architecture, a model page; the upload."""
+"""Export of weights, architecture and model page to a folder for timm and the Hugging Face Hub, and its upload."""
 
 import inspect
 import shlex

@@ -105,7 +105,7 @@ class TeacherAccuracy:
 
     images: int
     image_accuracy: float
-    map_accuracy: float  # of the mean of the map's logits; measures the quality of the label maps
+    map_accuracy: float  # accuracy of the mean of the map's logits; measures the quality of the label maps
 
 
 @torch.inference_mode()

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK_SCORES = 1 << 24  # number of scores of each network in memory at once, which take 64 MiB in float32
-MAX_CUDA_CHUNK_SCORES = 1 << 27  # limit of this number on CUDA (512 MiB); smaller chunks do not fully use a large GPU
+MAX_CUDA_CHUNK_SCORES = 1 << 27  # largest such number on CUDA (512 MiB); smaller chunks do not fully use a large GPU
 
 
 @dataclass(frozen=True)

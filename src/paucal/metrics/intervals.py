@@ -181,7 +181,7 @@ class Bootstrap:
     Draws depend only on the seed, not on the machine, and no global random state is touched.
     """
 
-    seed: int = 0  # models are compared on the same draws if they use the same seed
+    seed: int = 0  # seed of the draws; models with the same seed are compared on the same draws
     draws: int = 1000  # number of resampled sets of images
     level: float = 0.95  # probability that an interval covers the true value
     # Whether the counts of the images come from one multinomial draw instead of one draw per image. The two methods

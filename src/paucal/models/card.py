@@ -26,7 +26,7 @@ class ModelCard:
     formats: ClassVar[tuple[int, ...]] = (CARD_FORMAT, MULTI_LABEL_FORMAT)
 
     backbone: BackboneSpec
-    classes: tuple[str, ...]  # in the order of the logits
+    classes: tuple[str, ...]  # class names in the order of the logits
     preprocessing: Preprocessing
     temperature: float = 1.0  # number by which logits are divided before the softmax, see `evaluation.calibration`
     # (K,) lowest probability at which each class is predicted, for a multi-label model with one sigmoid per class; None

@@ -89,7 +89,7 @@ class RegressionCard(ModelCard):
     # Half the width of the 90 % prediction intervals or, if there are grades, the margin for `Grades.read`. Infinite if
     # there were too few images for an estimate.
     half_width: float = math.inf
-    mean: float = 0.0  # of the target over the training images
+    mean: float = 0.0  # mean of the target over the training images
     deviation: float = 1.0  # standard deviation of the target over the training images
     grades: CumulativeLogitModel | None = None  # converts outputs to grades; None if outputs are the predictions
 

@@ -29,7 +29,7 @@ class ReportedScores:
     """The scores of a detector on its test images as text; the defaults mean that the detector was not evaluated."""
 
     images: int = 0
-    ap: tuple[str, str] = ("", "")  # mean over IoU thresholds from 0.5 to 0.95, and its confidence interval
+    ap: tuple[str, str] = ("", "")  # mean AP at IoU thresholds from 0.5 to 0.95, and its confidence interval
     ap50: tuple[str, str] = ("", "")
     classes: Sequence[Mapping[str, str]] = ()  # rows of the table of classes, by heading; the lowest AP comes first
     unseen: Sequence[str] = ()  # names of classes without objects in the test images

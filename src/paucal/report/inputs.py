@@ -63,7 +63,7 @@ class Summary:
     grid: str | None = None  # rows and columns of tokens, such as "8 x 8"
     epochs: float | None = None
     seconds: float | None = None
-    peak_memory: float | None = None  # in bytes; GPU memory if a GPU was used, else main memory
+    peak_memory: float | None = None  # peak memory in bytes: GPU memory if a GPU was used, else main memory
     selected: bool = True  # whether the kept epoch was selected on validation images; otherwise the last was kept
     best_epoch: float | None = None
     steps: Sequence[Mapping[str, Any]] = ()  # "name", "score", "time" and "kept" of each step of auto-tuning
@@ -96,7 +96,7 @@ class RunFiles:
     rows: Sequence[Mapping[str, float]]  # metrics of each epoch
     evaluation: Report | None
     check: Sequence[Mapping[str, str]] | None = None  # "level", "text" and "advice" of each finding about the images
-    frozen: Mapping[str, Any] | None = None  # see `read_frozen`
+    frozen: Mapping[str, Any] | None = None  # content of the section on frozen features, from `read_frozen`
     verb: str = "train"
     exports: Sequence[Mapping[str, str]] = ()  # exported files and their comparison with the model, by heading
 

@@ -74,7 +74,7 @@ class Picture:
 
     caption: str
     uri: str
-    narrow: str | None  # data URI of a version for small screens, if there is one
+    narrow: str | None  # data URI of a version for small screens; None if there is no such version
     sheet: bool  # whether this is a sheet of many small images, which must not be scaled down on a small screen
 
 

@@ -24,7 +24,7 @@ class SegmentationScores:
     """The scores of a segmentation model on its test images as text; the defaults mean that there was no evaluation."""
 
     images: int = 0
-    mean_iou: tuple[str, str] = ("", "")  # with its confidence interval
+    mean_iou: tuple[str, str] = ("", "")  # mean IoU and its confidence interval
     accuracy: tuple[str, str] = ("", "")
     classes: Sequence[Mapping[str, str]] = ()  # rows of the table of classes, by heading; the lowest IoU comes first
     unseen: Sequence[str] = ()  # names of classes that do not occur in the test masks

@@ -80,7 +80,7 @@ class KeptEpochs:
     loss: str  # name of the metric that breaks ties; lower is better
 
     def after_epoch(self, rows: Sequence[Mapping[str, float]], module: nn.Module) -> None:
-        """Save the newest epoch's weights if the epoch is among the best, and remove the files of epochs that are not.
+        """Save the newest epoch's weights if it is one of the best epochs, and remove files of all but the best epochs.
 
         The choice depends only on the metrics of all epochs (`rows`), so a resumed run keeps the same epochs.
         """

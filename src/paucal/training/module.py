@@ -157,7 +157,7 @@ class TrainingModule(LightningModule):
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
-    """Clip gradients to a global L2 norm of at most `max_norm` (None or 0: not), and return the norm before."""
+    """Limit the global L2 norm of gradients to `max_norm` (None or 0: no limit); return the norm before clipping."""
     updated_parameters = [p for p in parameters if p.grad is not None]
     norm = total_norm([p.grad for p in updated_parameters if p.grad is not None])
     if max_norm and updated_parameters:

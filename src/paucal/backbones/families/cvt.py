@@ -161,8 +161,8 @@ class CvtBackbone(StagedBackbone):
 
     embed_layer: type[ConvEmbed] = ConvEmbed
     act_layer: type[nn.Module] = QuickGelu
-    stem_padding = 2  # of the first convolution, which is 7x7 with stride 4
-    has_class_token = False  # in the last stage
+    stem_padding = 2  # padding of the first convolution, which is 7x7 with stride 4
+    has_class_token = False  # whether the last stage has a class token
 
     def __init__(  # noqa: PLR0913 (timm's builder passes plain arguments)
         self,

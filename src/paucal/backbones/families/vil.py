@@ -71,7 +71,7 @@ class GlobalPatchEmbedding(nn.Module):
         absolute, (rows, columns) = absolute_grid is not None, absolute_grid or (0, 0)
         self.cls_token = new_table(global_tokens > 0, 1, global_tokens, width)
         self.cls_pos_embed = new_table(absolute and global_tokens > 0, 1, global_tokens, width)
-        self.x_pos_embed = new_table(absolute, 1, rows, width // 2)  # of rows, despite the `x`
+        self.x_pos_embed = new_table(absolute, 1, rows, width // 2)  # positions of rows, despite the `x`
         self.y_pos_embed = new_table(absolute, 1, columns, width // 2)
         self.pos_drop = nn.Dropout(pos_drop)
 

@@ -42,9 +42,8 @@ class QueryKeyPairs(NamedTuple):
     restore: Tensor | None  # (H * W,) index of every cell in `queries`
     keys: Tensor | None  # (chunks, S, K) index of the cell of each key, arbitrary for masked keys
     masked_keys: Tensor | None  # (chunks, 1 or Q, S, K) mask of keys outside the grid or too far; None for no mask
-    offsets: (
-        Tensor  # (Q, S, K) index of each offset in the bias table with (4 w - 1)^2 entries, the same in every chunk
-    )
+    # (Q, S, K) index of each offset in the bias table with (4 w - 1)^2 entries, the same in every chunk.
+    offsets: Tensor
 
 
 class _Axis(NamedTuple):
@@ -174,9 +173,12 @@ def new_table(is_used: bool, *shape: int) -> nn.Parameter | None:
 class VilAttention(nn.Module):
     """The base class of sparse and full attention, with a bias table for a grid of `table_grid` (rows, columns)."""
 
-    local_relative_position_bias_table: nn.Parameter | None  # ((2 rows - 1) (2 columns - 1), heads), between cells
-    g2l_relative_position_bias: nn.Parameter | None  # (2, heads, g), from global tokens to cells, from cells to these
-    g2g_relative_position_bias: nn.Parameter | None  # (heads, g, g), between global tokens
+    # ((2 rows - 1) (2 columns - 1), heads) biases of the attention between cells.
+    local_relative_position_bias_table: nn.Parameter | None
+    # (2, heads, g) biases of the attention from global tokens to cells, then from cells to global tokens.
+    g2l_relative_position_bias: nn.Parameter | None
+    # (heads, g, g) biases of the attention between global tokens.
+    g2g_relative_position_bias: nn.Parameter | None
 
     def __init__(self, settings: AttentionSettings, table_grid: Grid) -> None:
         super().__init__()

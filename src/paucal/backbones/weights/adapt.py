@@ -37,9 +37,11 @@ _COMPUTED_NAME_ENDS = ("relative_position_index", "attn_mask", "relative_coords_
 class FittedTensors:
     """The tensors of a file, sorted by whether they fit a model."""
 
-    state: dict[str, Tensor] = field(default_factory=dict)  # with the model's names and shapes, adapted if needed
+    # Tensors with the model's names and shapes, adapted if needed.
+    state: dict[str, Tensor] = field(default_factory=dict)
     changes: dict[str, str] = field(default_factory=dict)  # descriptions of how tensors were adapted, by tensor name
-    mismatched: dict[str, Tensor] = field(default_factory=dict)  # with the model's names but other shapes or types
+    # Tensors with the model's names but other shapes or types.
+    mismatched: dict[str, Tensor] = field(default_factory=dict)
     unused: list[str] = field(default_factory=list)  # names of tensors that the model does not have
 
 

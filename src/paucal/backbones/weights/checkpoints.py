@@ -93,7 +93,7 @@ def _prefixes(tensors: Mapping[str, Tensor], names: Collection[str]) -> list[str
 
 
 def _preference_rank(part: str) -> int:
-    """Return the sort key of a network in a checkpoint: 0 for averages, 1 for most others, 2 for such as students."""
+    """Return the sort key of a network in a checkpoint: 0 for an average, 2 for one such as a student, 1 otherwise."""
     words = set(re.split(r"[\W_]+", part.lower()))
     return 0 if words & set(PREFERRED_WORDS) else 2 if words & set(LAST_WORDS) else 1
 
@@ -102,11 +102,12 @@ def _preference_rank(part: str) -> int:
 class Program:
     """A paper's code, and how to recognise and read its checkpoints."""
 
-    name: str  # of the repository
+    name: str  # name of the repository
     name_patterns: tuple[str, ...]  # regular expressions, each of which matches the name of at least one tensor
     model_patterns: tuple[str, ...]  # shell patterns of the models to which weights may belong, the most likely first
     method_pattern: str = r"(?!)"  # matches the names of the training method's tensors, such as projection heads
-    rename: Callable[[State], State] = dict  # to the model's names; not needed if timm's conversion renames them
+    # Renames tensors to the model's names; not needed if timm's conversion renames them.
+    rename: Callable[[State], State] = dict
     # Whether models are evaluated with the crop ratios of their timm configurations; False if images are resized to 256
     # pixels and cropped to 224 pixels.
     uses_timm_crop_ratios: bool = False
@@ -202,10 +203,11 @@ def possible_models(program: Program) -> list[str]:
 class WeightsPreprocessing:
     """The preprocessing with which weights were evaluated; by default that of DeiT's code and its derivatives."""
 
-    crop_ratio: float = 224 / 256  # side of the centre crop, divided by the side to which images are resized before
+    crop_ratio: float = 224 / 256  # side of the centre crop, divided by the side to which images are resized first
     interpolation: Filter = "bicubic"
-    mean: Channels = (0.485, 0.456, 0.406)  # of each channel, subtracted from pixel values in [0, 1]
-    std: Channels = (0.229, 0.224, 0.225)  # of each channel, by which the centred pixel values are divided
+    mean: Channels = (0.485, 0.456, 0.406)  # mean of each channel, subtracted from pixel values in [0, 1]
+    # Standard deviation of each channel, by which the centred pixel values are divided.
+    std: Channels = (0.229, 0.224, 0.225)
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "WeightsPreprocessing":
@@ -225,9 +227,9 @@ def timm_preprocessing(model: str) -> WeightsPreprocessing:
 
 
 def checkpoint_preprocessing(program: str, model: str) -> WeightsPreprocessing:
-    """Return the preprocessing with which the weights of a file were evaluated, which was written by a `Program`.
+    """Return the preprocessing with which the weights of a file were evaluated by the program that wrote the file.
 
-    `program` is its name; "" if unknown.
+    `program` is the name of the `Program`; "" if unknown.
     """
     if program == SWIN and model.endswith("_384"):
         return WeightsPreprocessing(crop_ratio=1.0)  # Swin's code resizes images to 384 pixels without a crop

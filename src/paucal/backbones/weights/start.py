@@ -35,9 +35,9 @@ class StartWeights:
 
     tree: Mapping[str, Any]  # tensors by name, or nested mappings of tensors under keys such as "teacher"
     source: str  # origin of the weights, for messages
-    model: str | None = None  # timm name; None if unknown
+    model: str | None = None  # timm name of the model; None if unknown
     classes: tuple[str, ...] | None = None  # class names of the classifier; None if unknown
-    grid: Size | None = None  # (rows, columns) of the position embedding; None if unknown, then a square is assumed
+    grid: Size | None = None  # (rows, columns) of the position embedding; None if unknown (a square is assumed)
 
 
 def start_from(
@@ -147,7 +147,7 @@ class CandidateFit:
     part: str = ""  # keys and prefix of the tensors in the file, as text
     fitted: FittedTensors = field(default_factory=FittedTensors)
     share: float = 0.0  # fraction of the model's parameters that can be loaded, by elements, without the classifier
-    program: Program | None = None  # that wrote the file; None if unknown
+    program: Program | None = None  # program that wrote the file; None if unknown
     method: Sequence[str] = ()  # names of tensors that belong to the program's training method
 
 

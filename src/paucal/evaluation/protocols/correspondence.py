@@ -33,7 +33,7 @@ class Matches:
     """The matched cells of two views of B images and their scores; cells are numbered row by row."""
 
     cells: Tensor  # (B, N) index of the second view's most similar cell for each of the N cells of the first view
-    similarity: Tensor  # (B, N) cosine similarities of these pairs
+    similarity: Tensor  # (B, N) cosine similarities of the matched cells
     order: Tensor  # (B, N) cells of the first view by descending similarity; those outside the second view come last
     accuracy: Tensor  # (B,) fraction of the scored pairs that are correct; NaN if no cell is inside the second view
     distance: Tensor  # (B,) mean distance of the scored pairs from the true cells, in pixels of the second view

@@ -232,7 +232,7 @@ def _read_voc_list(file: Path) -> dict[str, int]:
 
 
 class Table9Set(NamedTuple):
-    """A data set of EsViT's Table 9 (the public sets of CLIP's linear evaluation): its numbers in the paper, metric.
+    """The metric of a data set in EsViT's Table 9 (CLIP's public sets), and the paper's numbers of classes and images.
 
     Training images include validation images. The comments in `TABLE9` correct errors of the paper. `open_voc2007`
     opens VOC2007, whose images have several classes each; `paucal.data.named` opens the other sets.

@@ -24,7 +24,7 @@ class CurvePoint:
 
     per_class: int  # number of labels per class; if a class has fewer images, all its labels are used
     hits: NDArray[np.float64]  # (repeats, N): 1 if a prediction is correct, 0 if not, between if top scores are tied
-    margins: NDArray[np.float64]  # for two classes, (repeats, N) scores of the second minus the first; else empty
+    margins: NDArray[np.float64]  # (repeats, N) second class's score minus the first's; empty for more than two classes
 
     @property
     def accuracies(self) -> NDArray[np.float64]:

@@ -54,7 +54,7 @@ class SolverSettings:
     """Backend and stopping rule of a fit."""
 
     backend: Backend = "sklearn"  # "sklearn" on the CPU, or "torch" on the device of the features
-    max_iterations: int = 1000  # of L-BFGS
+    max_iterations: int = 1000  # largest number of L-BFGS iterations
     # A fit stops when no entry of the gradient of the mean loss exceeds this value; the default is scikit-learn's.
     tolerance: float = 1e-4
 

@@ -45,7 +45,7 @@ def has_relevance(model: nn.Module) -> bool:
 class Relevances:
     """The relevance of a model's layers for a class."""
 
-    layers: list[LayerRelevance]  # from the first to the last
+    layers: list[LayerRelevance]  # relevance of each layer's attention, from the first to the last layer
     start: TokenContributions  # relevance of the last layer's tokens, which sums to 1
 
 

@@ -151,7 +151,7 @@ class OffsetView:
     signed: bool  # whether the head predicts signed offsets instead of distances
 
     def error_map(self) -> Tensor:
-        """Return for each cell the mean error over all pairs whose first cell it is, (rows, columns), in cells."""
+        """Return the (rows, columns) mean errors, in cells; each is a mean over all pairs with the same first cell."""
         return (self.predicted - self.true).abs().sum(2).mean(1).unflatten(0, self.grid)
 
     def mean_error(self) -> float:

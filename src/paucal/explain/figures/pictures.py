@@ -111,7 +111,7 @@ def draw_cells(axes: Axes, picture: Picture, values: NDArray[Any], **style: Any)
 
 
 def draw_colour_bar(figure: Figure, axes: Any, low: float, high: float, label: str = "", shrink: float = 0.75) -> None:
-    """Draw beside one or more panels the colour bar of a map that `draw_heat` drew, from `low` to `high`."""
+    """Draw the colour bar of maps from `draw_heat`, from `low` to `high`, beside one or more panels."""
     colours = ScalarMappable(Normalize(low, high), HEAT)
     figure.colorbar(colours, ax=axes, shrink=shrink, label=label).ax.tick_params(labelsize=7)
 

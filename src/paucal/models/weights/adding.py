@@ -55,7 +55,7 @@ class CheckedWeights:
 
     state: Mapping[str, Tensor]
     name: str  # timm name of the model
-    licence: str  # name
+    licence: str  # name of the licence
     source: str  # origin of the weights, for messages
     input: WeightsPreprocessing  # preprocessing that the weights need
     report: LoadReport
