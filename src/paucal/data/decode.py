@@ -313,7 +313,7 @@ def exif_orientation(image: Image.Image) -> int:
         # The `getexif` of PNG images would decode the pixels to find metadata after them.
         value = Image.Image.getexif(image).get(_ORIENTATION_TAG)
         return int(value) if value in UPRIGHT else 1
-    except Exception:  # Pillow raises any error for damaged metadata, and the pixels are still usable
+    except Exception:  # Pillow may raise any exception for damaged metadata, and the pixels are still usable
         return 1
 
 

@@ -12,7 +12,7 @@ MIN_EIGENVALUE = 1e-5  # smaller eigenvalues, relative to the largest, are round
 
 
 def principal_axes(rows: Tensor, count: int) -> Tensor:
-    """Return at most `count` principal axes of (N, D) centred features, (D, R), in ascending order of variance.
+    """Return the R <= `count` principal axes of centred (N, D) features as (D, R), in ascending order of variance.
 
     The eigenvectors of the smaller of the two matrices X^T X (D x D) and X X^T (N x N) are computed. If D and N are
     both above 3000, X contains only 3000 evenly spaced images. Features of all stages of a ResNet-50 have 9,216

@@ -254,7 +254,7 @@ class TokensToToken(nn.Module):
         self.project = nn.Linear(token_dim * NEXT_WINDOW**2, embed_dim)
 
     def set_input_size(self, img_size: int | Size, patch_size: int) -> None:
-        """Set the image size and the side of a patch in pixels, on which no weights depend."""
+        """Set the image size and the side of a patch in pixels; the weights do not depend on either."""
         if patch_size not in range(_LATER_STRIDES, _LATER_STRIDES * FIRST_WINDOW + 1, _LATER_STRIDES):
             raise ValueError(
                 f"patch_size is {patch_size}; it must be a multiple of {_LATER_STRIDES} up to "

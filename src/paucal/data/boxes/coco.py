@@ -87,7 +87,7 @@ def _name_starts_with(file: str, *words: str) -> bool:
 
 
 def _drop_repeated_files(contents: Sequence[AnnotationSet]) -> tuple[list[AnnotationSet], list[str]]:
-    """Return the contents of files, and notes; a file that repeats smaller files is dropped."""
+    """Return the contents of files, without files whose annotations are all in smaller files, and notes on these."""
     images: dict[str, AnnotatedImage] = {}
     repeated_contents: list[AnnotationSet] = []
     for content in sorted(contents, key=lambda content: len(content.images)):

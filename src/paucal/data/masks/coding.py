@@ -101,7 +101,7 @@ class MaskCoding:
 
 @dataclass(frozen=True)
 class NamedClasses:
-    """Class names from a file, and perhaps the mask value of each class."""
+    """Class names from a file, and optionally the mask value of each class."""
 
     names: tuple[str, ...]
     # Mask value of each class, with packed colours (`pack_colours`); None if the file has only names.

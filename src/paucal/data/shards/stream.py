@@ -60,7 +60,7 @@ class Stream:
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def take(self, indices: NDArray[np.int64]) -> "Stream":
-        """Return the stream of the images at some positions."""
+        """Return the stream of the images at the given positions."""
         ends, runs = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
         for first in range(0, len(indices), MAX_WINDOW):  # in chunks, since arrays with all images need much memory
             runs_of_images = np.searchsorted(self.ends, indices[first : first + MAX_WINDOW], side="right")

@@ -34,7 +34,7 @@ class TableRow(NamedTuple):
 
 
 class TableRows(NamedTuple):
-    """The rows of a table, including a header, and a note on the text encoding; "" if the encoding is Unicode."""
+    """The rows of a table, including a header, and a note on the text encoding (empty for UTF-8, UTF-16 and UTF-32)."""
 
     rows: list[TableRow]
     note: str

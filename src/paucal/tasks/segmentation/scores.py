@@ -215,7 +215,7 @@ def _sort_by_image(tallies: Iterable[PixelCounts]) -> list[PixelCounts]:
 
 
 def report_table(report: SegmentationReport) -> Table:
-    """Return a terminal table of the classes' scores, lowest IoU first."""
+    """Return a table for the terminal with the scores of each class, the lowest IoU first."""
     table = Table(title=images_text(report.images, report.groups), title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in ("class", "IoU", "95 % interval", "pixels", "recall"):
         table.add_column(heading, justify="left" if heading == "class" else "right")

@@ -260,7 +260,7 @@ def cells_of(grid: Grid) -> list[Cell]:
 
 
 def compared_cells(grid: Grid) -> list[Cell]:
-    """Return the cells whose scores are compared: all cells except trials of learning rates that were not chosen."""
+    """Return the cells whose scores are compared: of an arm with several learning rates, those with the chosen rate."""
     cells = cells_of(grid)
     if not grid.rates:
         return cells

@@ -48,7 +48,7 @@ def job_of(verb: str) -> AnyJob:
 
 @dataclass(frozen=True)
 class GridImages:
-    """The images of a grid with their labels and declared splits; the images are not decoded yet."""
+    """The images of a comparison with their labels and declared splits; the images are not decoded yet."""
 
     verb: str
     images: ImageSet

@@ -92,7 +92,7 @@ class Journal:
         return self.done
 
     def add(self, block: OutputBatch) -> None:
-        """Append a block to the Arrow file of this call."""
+        """Append a block to the Arrow file that this call of the command writes."""
         self._lock.check()
         if not self._stack:
             self._file = (self.folder / f"{len(self._part_files()):04d}.arrow").open("xb")
