@@ -39,9 +39,9 @@ class PyramidBackbone(nn.Module):
     detectors with these models. Parameters that affect no map (of a classifier or a last norm, for example) get
     `requires_grad=False`. Maps with strides below `finest` pixels are not computed.
 
-    `strides` are powers of two in increasing order, in pixels, and `multiple` is the largest, to multiples of which the
-    sides of images are padded. `fixed_size` is the (height, width) in pixels to which all images are padded; None if
-    the model runs at any size.
+    `strides` are powers of two in increasing order, in pixels. The sides of images are padded to multiples of
+    `multiple`, the largest stride. `fixed_size` is the (height, width) in pixels to which all images are padded; None
+    if the model runs at any size.
     """
 
     def __init__(self, backbone: FeatureBackbone, any_size: bool = True, finest: int = MIN_STRIDE) -> None:

@@ -36,7 +36,7 @@ class LabelKind:
     verb: str
     noun: str  # plural noun for the labels, such as "masks"
     expected_files: str  # description of what the command reads
-    describe: Callable[[Path], str]  # describes the labels at a path; returns "" if there are none
+    describe: Callable[[Path], str]  # describes the labels at a path; returns "" without labels
     advice: Mapping[str, str] = field(default_factory=dict)  # what to do if there are only labels for another command
 
 

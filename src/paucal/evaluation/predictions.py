@@ -186,7 +186,7 @@ def _batch_rows(batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _gather_rows(rows: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
-    """Concatenate the batches of all processes, of which some may have none."""
+    """Concatenate the batches of all processes; a process may have no batch."""
     # Concatenated before they are sent, since a view, such as a class token, would be sent with all that it is a view
     # of.
     columns = [torch.cat(column) for column in zip(*rows, strict=True)]

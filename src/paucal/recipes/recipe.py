@@ -85,7 +85,7 @@ def without(settings: Mapping[str, Any], *names: str) -> dict[str, Any]:
 def recipe_learning_rate(
     recipes: Mapping[str, Recipe], name: str | None, model: str | None, batch_size: int
 ) -> tuple[float, str] | None:
-    """Return a recipe's learning rate for a model and a batch size, and the reason; None if there is none."""
+    """Return a recipe's learning rate for a model and a batch size, and the reason; None if the recipe sets no rate."""
     recipe = recipes.get(name or "")
     return None if recipe is None else recipe.for_model(model).learning_rate(name or "", batch_size)
 

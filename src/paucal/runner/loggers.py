@@ -137,7 +137,7 @@ class Loggers:
     """The loggers of a run, as a context manager that opens and closes the loggers.
 
     A resumed run continues the same logs. Epochs that are repeated after a crash are not logged twice. `names` are keys
-    of `LOGGER_FUNCTIONS`; on all processes except the first, there are none.
+    of `LOGGER_FUNCTIONS`. Only the first process has loggers.
     """
 
     def __init__(self, run: RunFolder, names: Sequence[str] | None, console: Console) -> None:

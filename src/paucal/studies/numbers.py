@@ -168,7 +168,7 @@ def _measure_runs(study: Study, row: Row, column: Column, run_results: RunResult
 
 
 def _derived_number(study: Study, row: Row, column: Column, run_results: RunResults) -> tuple[Measurement | None, str]:
-    """Return (a row's mean score or number of wins over all data sets, ""), or (None, the reason why there is none)."""
+    """Return (a row's mean score or number of wins over all data sets, ""), or (None, why it is missing)."""
     sets = [_scores_by_seed(row, other, run_results) for other in study.trained_columns]
     if None in sets:
         return None, NOT_RUN

@@ -130,7 +130,7 @@ class Row(RowOrColumn):
     """A row of a table."""
 
     values: tuple[Value, ...] = ()  # published values, one for each column
-    deviations: tuple[float | None, ...] = ()  # published standard deviations of the values; () if there are none
+    deviations: tuple[float | None, ...] = ()  # published standard deviations of the values; () if unpublished
     model: str = ""  # name of the model to train; "" if the row's numbers are only quoted
     args: tuple[str, ...] = ()  # additional arguments of the model's constructor, each as NAME=VALUE
     quoted: bool = False  # whether the paper copied the row's numbers from another paper

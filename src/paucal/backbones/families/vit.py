@@ -141,7 +141,7 @@ def _build_mini(**arguments: Any) -> VisionTransformer:
     """Build a `vit_mini`, whose stem has a stride of 4 pixels, so that an image of 32 pixels has 8x8 patches.
 
     Arguments are those of timm's `VisionTransformer`. `patch_size` is the side of a patch in positions of the stem's
-    output: with 2, a token covers 8x8 pixels.
+    output, so a token covers 8x8 pixels if it is 2.
     """
     width = arguments["embed_dim"]
     stem = ConvStem(

@@ -103,7 +103,7 @@ class Program:
     """A paper's code, and how to recognise and read its checkpoints."""
 
     name: str  # name of the repository
-    name_patterns: tuple[str, ...]  # regular expressions, each of which matches the name of at least one tensor
+    name_patterns: tuple[str, ...]  # regular expressions; each matches the name of a tensor
     model_patterns: tuple[str, ...]  # shell patterns of the models to which weights may belong, the most likely first
     method_pattern: str = r"(?!)"  # matches the names of the training method's tensors, such as projection heads
     # Renames tensors to the model's names; not needed if timm's conversion renames them.

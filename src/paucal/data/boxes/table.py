@@ -308,20 +308,20 @@ def _detect_form_of_lists(boxes: Sequence[_BoxAndKey], size_of: _SizeOf, file: s
 
 
 def _refuse_cxcywh_boxes(boxes: Sequence[_BoxAndKey], size_of: _SizeOf, shown_path: str) -> None:
-    """Refuse boxes of which some would end outside their images with x and y as corners, but none as centres."""
+    """Refuse boxes that all fit in their images if x and y are centres, but not if they are corners."""
     are_fractions = all(max(box) <= 1 for box, _ in boxes)
 
-    def ends_inside(box: Corners, key: str) -> bool:
+    def fits_in_image(box: Corners, key: str) -> bool:
         left, top, right, bottom = _xywh_to_xyxy(box)
         height, width = (1, 1) if are_fractions else size_of(key)
         x_margin, y_margin = (MAX_EDGE - 1) * width, (MAX_EDGE - 1) * height
-        is_inside = left >= -x_margin and top >= -y_margin
-        return is_inside and right <= width + x_margin and bottom <= height + y_margin
+        starts_inside = left >= -x_margin and top >= -y_margin
+        return starts_inside and right <= width + x_margin and bottom <= height + y_margin
 
     # If x and y are corners, this check usually fails after a few boxes, so only a few image headers are read.
-    if not all(ends_inside((box[0] - box[2] / 2, box[1] - box[3] / 2, *box[2:]), key) for box, key in boxes):
+    if not all(fits_in_image((box[0] - box[2] / 2, box[1] - box[3] / 2, *box[2:]), key) for box, key in boxes):
         return
-    if outside := [box for box, key in boxes if not ends_inside(box, key)]:
+    if outside := [box for box, key in boxes if not fits_in_image(box, key)]:
         raise UserError(
             f"x and y in {shown_path!r} seem to be the centres of the boxes: as corners, they would put "
             f"{counted(len(outside), 'box', 'boxes')} partly outside of the image, such as {_format_box(outside[0])}, "

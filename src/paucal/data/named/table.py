@@ -58,7 +58,7 @@ class NamedSet:
     note: str = ""  # differences from the official images, splits or classes
     lists: PartitionLists | None = None  # lists of an official partition that torchvision does not know
     possible_roots: tuple[str, ...] = ("",)  # folders, from the root, that may contain `unpacked_paths`
-    # Folders beside `unpacked_paths`, of which at least one must exist; empty for most data sets.
+    # Folders beside `unpacked_paths`. If any are given, at least one of them must exist.
     alternative_folders: tuple[str, ...] = ()
     labelled: bool = True
 

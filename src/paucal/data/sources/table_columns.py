@@ -48,8 +48,8 @@ class TableColumns:
     """Positions (from 0) of the columns of a table."""
 
     image: int  # position of the column of paths
-    label: int | None  # position of the column of classes; None if there is none
-    split: int | None  # position of the column of splits (train, val or test); None if there is none
+    label: int | None  # position of the column of classes; None without such a column
+    split: int | None  # position of the column of splits (train, val or test); None without such a column
     names: tuple[str, ...] = ()  # names of all columns; empty if the table has no header
     indicators: tuple[int, ...] = ()  # positions of the columns of 1 and 0, one for each class
     flags: tuple[tuple[int, str], ...] = ()  # (position of a Boolean column, split that it marks)
