@@ -12,7 +12,7 @@ import pytest
 import paucal
 from fuzz.flags import spellings_of
 from paucal.cli.main import COMMAND_SUMMARIES
-from test_examples import PAGES, without_code
+from test_examples import PAGES, ROOT, without_code
 
 INLINE = re.compile(r"`([^`\n]*(?:\n[^`\n]*)?)`")
 OF_OTHERS = ("--signal", "--backend-store-uri", "--version")  # of sbatch and mlflow; of `paucal` itself
@@ -57,3 +57,16 @@ def test_pages__name_functions_and_settings_that_there_are(page):
             assert function is not None, code
             if name.count(".") == 1:
                 assert keywords <= {*inspect.signature(function).parameters, *OF_FRAMES}, code
+
+
+def test_contributing__names_files_and_functions_that_exist():
+    """A path may be below any folder, and a name anywhere in the code."""
+    files = [path for folder in ("src", "tests", "benchmarks", "docs") for path in (ROOT / folder).rglob("*")]
+    paths = [f"/{path.relative_to(ROOT)}" for path in (*files, *ROOT.glob("*.*"))]
+    words = {word for path in files if path.suffix in (".py", ".yaml") for word in re.findall(r"\w+", path.read_text())}
+    for code in inline_code((ROOT / "CONTRIBUTING.md").read_text()):
+        path = re.sub(r"/(x|NAME|PAPER)\b.*", "", code.split(": ")[0]).rstrip("/")
+        if re.fullmatch(r"[\w./]+", path) and ("/" in path or path.endswith((".py", ".yaml", ".md"))):
+            assert path.startswith("../") or any(known.endswith(f"/{path}") for known in paths), code
+            code = code.partition(": ")[2]
+        assert not re.fullmatch(r"[\w.]+", code) or set(code.split(".")) <= words | {""}, code

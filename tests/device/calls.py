@@ -11,10 +11,12 @@ SHORT = ["--img-size", "16", "-j", "0", "--seed", "1", "-b", "8", "--epochs", "2
 SHORT += ["--rand-augment", "none"]
 CNN = ["--model", "resnet18_cifar", "--model-args", "channels=[8,12,16,20]", "--method", "supervised"]
 VIT = ["--model", "vit_mini", "--model-args", "depth=3", "embed_dim=32", "num_heads=2"]
-PRETRAIN = ["--model", "swin_tiny_patch4_window7_224", "--img-size", "32", "--device", DEVICE, "-j", "0", "--seed", "1"]
-PRETRAIN += ["--model-args", "patch_size=4", "embed_dim=16", "depths=[2, 2]", "num_heads=[2, 2]", "window_size=4"]
-PRETRAIN += ["--local-crops", "2", "--local-size", "16", "--out-dim", "32", "--hidden-dim", "24"]
-PRETRAIN += ["--bottleneck-dim", "8", "--epochs", "2", "--batch-size", "8", "--tasks", "view+region"]
+EMBED = ["--model", "swin_tiny_patch4_window7_224", "--img-size", "32", "--device", DEVICE, "-j", "0", "--seed", "1"]
+EMBED += ["--model-args", "patch_size=4", "embed_dim=16", "depths=[2, 2]", "num_heads=[2, 2]", "window_size=4"]
+EMBED += ["--epochs", "2", "--batch-size", "8"]
+PRETRAIN = [*EMBED, "--local-crops", "2", "--local-size", "16", "--out-dim", "32", "--hidden-dim", "24"]
+PRETRAIN += ["--bottleneck-dim", "8", "--tasks", "view+region"]
+VIEWS = ["--local-crops", "2", "--local-size", "16", "--projection-hidden", "24"]
 
 # Method: the verb, its flags, and the losses it must report. {maps} and {cnn} are of `conftest.Things`.
 METHODS: dict[str, tuple[str, list[str], set[str]]] = {
@@ -40,6 +42,9 @@ METHODS: dict[str, tuple[str, list[str], set[str]]] = {
         {"class", "distillation"},
     ),
     "pretrain": ("pretrain", PRETRAIN, {"view", "region"}),
+    "lejepa": ("pretrain", [*EMBED, *VIEWS, "--method", "lejepa"], {"prediction", "sigreg"}),
+    "visreg": ("pretrain", [*EMBED, *VIEWS, "--method", "visreg"], {"prediction", "shape"}),
+    "diet": ("pretrain", [*EMBED, "--method", "diet"], {"image"}),
 }
 
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from device import calls
 from device.machine import DEVICE, PRECISIONS, apart, marks, only, require
+from paucal.methods.names import EXTRA_LOSSES, PRETRAINING_METHODS, TRAINING_METHODS
 from paucal.models.trained import load_trained
 
 pytestmark = marks()
@@ -18,6 +19,11 @@ each = pytest.mark.parametrize("method", calls.METHODS)
 precisely = pytest.mark.parametrize("precision", PRECISIONS)
 # Of the weights after six steps: AdamW carries what was rounded differently further apart.
 DRIFT = {"32-true": 1e-2, "bf16-mixed": 5e-2, "16-mixed": 5e-2}
+
+
+def test_every_method_and_loss__has_a_command():
+    words = {word for _, flags, _ in calls.METHODS.values() for word in flags}
+    assert {*TRAINING_METHODS, *EXTRA_LOSSES, *PRETRAINING_METHODS} - words <= {"self-distillation"}  # the default
 
 
 @each

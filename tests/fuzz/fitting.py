@@ -5,6 +5,7 @@ from hypothesis.strategies import SearchStrategy
 
 from fuzz.flags import Flag
 from fuzz.values import FREE
+from paucal.methods.names import EXTRA_LOSSES, PRETRAINING_METHODS, TRAINING_METHODS
 
 # Right for one flag; a flag that is not here gets any of the words above.
 FITTING: dict[str, list[str]] = {
@@ -19,8 +20,8 @@ FITTING: dict[str, list[str]] = {
     ],
     "--model-args": ["depth=1", "depth=2", "num_heads=2", "embed_dim=32", "qkv_bias=False"],
     "--recipe": ["small-images", "drloc-scratch", "dhvt", "esvit-small-batch", "lvvit-standard", "drloc-finetune"],
-    "--method": ["supervised", "drloc", "token-labeling", "relabel"],
-    "--add": ["drloc", "locality", "distillation"],
+    "--method": [*TRAINING_METHODS, *PRETRAINING_METHODS],
+    "--add": list(EXTRA_LOSSES),
     "--init": [
         "../material/run",
         "../material/pre",

@@ -24,8 +24,8 @@ collapse. Without DATA, the command trains on the built-in digits, which takes a
 DATA is a folder that contains a folder of images and a folder of masks with the same file names (images/ and masks/).
 Settings that you do not give are chosen from the data, and printed with the reason.""",
     "detect": """Train a detector on images with boxes and evaluate it on images that it has not seen.
-DATA is a folder, archive or annotation file in the format of COCO, Pascal VOC, YOLO, LabelMe or CVAT, or a CSV file
-of boxes. Settings that you do not give are chosen from the images and the machine, and printed with the reason.
+DATA is a folder, an archive or an annotation file in a common format such as COCO or YOLO. Settings
+that you do not give are chosen from the images and the machine, and printed with the reason.
 'paucal predict RUN IMAGES' finds objects with the trained detector.""",
 }
 

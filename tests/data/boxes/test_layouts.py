@@ -1,6 +1,7 @@
 """The table of layouts: what is recognised, in folders, archives and files, and what other verbs are told of it."""
 
 import json
+import re
 import shutil
 import tarfile
 import zipfile
@@ -12,6 +13,7 @@ from PIL import Image
 from data.boxes.written import PIXELS, write_cvat, write_label_studio, write_labelme, write_tables, write_yolo
 from paucal.data.boxes.opening import LAYOUTS, find_annotation_files, read_boxes, root_of_set
 from paucal.data.sources.opening import open_images
+from paucal.tasks.detection.settings import BOX_LAYOUTS, DetectSettings
 from paucal.types import UserError
 from tasks.detection.made import write_coco, write_voc
 
@@ -28,6 +30,12 @@ SETS = {
 
 def test_the_table__has_an_entry_for_each_set():
     assert [layout.name for layout in LAYOUTS] == list(SETS)
+
+
+def test_help__names_every_layout():
+    formats = [re.sub(r" (JSON|XML|XML for images|text files)$", "", layout.name) for layout in LAYOUTS]
+    assert sorted(formats) == sorted(BOX_LAYOUTS.replace("or ", "").split(", "))
+    assert BOX_LAYOUTS in DetectSettings.__dataclass_fields__["data"].metadata["help"]
 
 
 @pytest.mark.parametrize("name", SETS)

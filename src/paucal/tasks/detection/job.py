@@ -242,8 +242,8 @@ def detect(
     """Train a detector on images with boxes and evaluate it on the test images; the same as `paucal detect`.
 
     Args:
-        data: Folder, archive or annotation file of COCO, Pascal VOC, YOLO, LabelMe or CVAT, or a CSV of boxes; or a
-            DataFrame with a row for each box (the settings `image` and `label` name its columns).
+        data: Folder, archive or annotation file in a layout that `paucal detect --help` lists, such as COCO or YOLO;
+            or a DataFrame with a row for each box (the settings `image` and `label` name its columns).
         resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. With `resume`,
             `data` is needed only if the images have moved.
         callbacks: Additional Lightning callbacks, which are called during training.

@@ -8,6 +8,9 @@ from paucal.settings.shared import FractionSettings, JobSettings, SyncBatchNormS
 from paucal.tasks.detection.network import options
 from paucal.tasks.detection.network.options import HEADS, MAX_PROPOSAL_LAYERS, DetectorOptions
 
+# The layouts of boxes in data.boxes.opening.LAYOUTS, which the help names without importing their readers.
+BOX_LAYOUTS = "COCO, Pascal VOC, YOLO, LabelMe, Label Studio, CVAT, or a CSV of boxes"
+
 
 @dataclass(frozen=True)
 class DetectorSettings:
@@ -132,8 +135,7 @@ class DetectSettings(
     """All settings of `paucal detect`, for the command line and for `paucal.detect`."""
 
     data: str = option(
-        "images with boxes: a folder, a zip or tar archive of a folder, or an annotation file (COCO, Pascal VOC, YOLO, "
-        "LabelMe, CVAT, a CSV of boxes)",
+        f"images with boxes: a folder, a zip or tar archive of a folder, or an annotation file ({BOX_LAYOUTS})",
         "",
         group="data",
     )
