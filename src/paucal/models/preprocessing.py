@@ -97,10 +97,14 @@ class Preprocessing:
         """Options for decoding the model's images: the size that the model needs, and its channels and value ranges."""
         return DecodeOptions(stored_side(self.image_size), self.value_range, self.channels, self.channel_ranges)
 
+    @property
+    def normalisation(self) -> Normalisation:
+        """Mean and standard deviation of the channels, as the last step."""
+        return Normalisation(self.mean, self.std)
+
     def transform(self) -> EvalTransform:
         """Return the transform from a PIL image to a (C, H, W) float tensor and the geometry of its resizing."""
-        normalisation = Normalisation(self.mean, self.std)
-        return EvalTransform(self.image_size, normalisation, self.crop_ratio, self.interpolation, self.resize)
+        return EvalTransform(self.image_size, self.normalisation, self.crop_ratio, self.interpolation, self.resize)
 
 
 def _as_tuples(value: Any) -> Any:

@@ -11,7 +11,6 @@ from paucal.backbones.weights.load_report import LoadReport
 from paucal.data.channels.pixel_format import describe_channels
 from paucal.data.checking.findings import Finding
 from paucal.data.string_arrays import take_strings
-from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.calibration import DEFAULT_THRESHOLD
 from paucal.evaluation.seen_images import initial_weights_overlap_remarks
 from paucal.methods.contract import RunImages
@@ -203,9 +202,7 @@ def _adapt_objective(
     held_out_keys = frozenset(
         key for part in ("val", "test") for key in take_strings(images.keys, data.split_indices(part))
     )
-    adapt_terms_to_run(
-        settings, objective, RunImages(images, held_out_keys, Normalisation(preprocess.mean, preprocess.std))
-    )
+    adapt_terms_to_run(settings, objective, RunImages(images, held_out_keys, preprocess.normalisation))
     set_class_weights(settings, data, objective)
     card = ModelCard(spec, images.classes, preprocess)
     if images.multi_hot is not None:

@@ -9,7 +9,6 @@ from PIL import Image
 
 from paucal.data.images import evenly_spaced
 from paucal.data.loader import TrainLoader
-from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.sheets import MAX_IMAGES, draw_sheet
 from paucal.methods.training import check_used, paths_of_methods, terms_of, with_recipe
 from paucal.methods.training_settings import TrainSettings
@@ -100,7 +99,7 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         indices = data.split_indices("val") if len(data.split_indices("val")) else data.split_indices("train")
         sample = indices[evenly_spaced(len(indices), MAX_IMAGES)]
         batch = next(iter(eval_loader(data, sample, preprocess, replace(setup.settings, workers=0))))
-        figure = draw_sheet(batch, Normalisation(preprocess.mean, preprocess.std), setup.card.classes)
+        figure = draw_sheet(batch, preprocess.normalisation, setup.card.classes)
         write_atomically(run.plots / "eval_batch.png", lambda file: figure.save(file, "PNG"))
 
     def draw_batch(self, setup: TrainingSetup) -> Image.Image:
@@ -111,8 +110,7 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(settings.seed)
                 batch = plan.mixing.mix(batch, plan.n_classes)
-        statistics = Normalisation(preprocess.mean, preprocess.std)
-        return draw_sheet(batch, statistics, setup.card.classes)  # type: ignore[arg-type]
+        return draw_sheet(batch, preprocess.normalisation, setup.card.classes)  # type: ignore[arg-type]
 
     @contextmanager
     def prepared(self, run: RunFolder, setup: TrainingSetup, console: Console) -> Iterator[TrainingSetup]:

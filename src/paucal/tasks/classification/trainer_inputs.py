@@ -112,7 +112,7 @@ def make_view_transform(
     crops: Crops, preprocess: Preprocessing, settings: TrainSettings, exact_geometry: bool
 ) -> ViewTransform:
     """Return the training transform for views with the given crops."""
-    augmentation, statistics = make_augmentation(settings), Normalisation(preprocess.mean, preprocess.std)
+    augmentation, statistics = make_augmentation(settings), preprocess.normalisation
     if crops.scale is not None:  # the method defines the crops, such as local crops of self-distillation
         augmentation = replace(augmentation, crop="random-resized", scale=crops.scale)
     size = crops.sides or preprocess.image_size

@@ -9,7 +9,6 @@ from paucal.backbones import BackboneSpec
 from paucal.backbones.weights.checkpoints import WeightsPreprocessing, timm_preprocessing
 from paucal.data.decode import DEFAULT_DECODE_OPTIONS
 from paucal.data.splits.split import make_split
-from paucal.data.views.normalisation import Normalisation
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import stored_card
 from paucal.objectives.finetuning import FineTuning
@@ -251,7 +250,7 @@ def _build_detector(
         tuning = FineTuning(freeze=None if settings.freeze == "none" else settings.freeze, eval_mode=settings.eval_mode)
         objective = DetectionObjective(detector, tuning, settings.backbone_lr)
     if stored := stored_card(run, DetectorCard):
-        statistics = Normalisation(stored.preprocessing.mean, stored.preprocessing.std)
+        statistics = stored.preprocessing.normalisation
     else:
         statistics = normalisation(settings, data, model_input or timm_preprocessing(settings.model))
     mean, std, value_range = statistics.mean, statistics.std, data.images.decode_options.value_range

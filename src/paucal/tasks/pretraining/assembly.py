@@ -65,7 +65,7 @@ class PretrainingSetup(RunSetup[PretrainSettings]):
     @property
     def statistics(self) -> Normalisation:
         """Mean and standard deviation that normalise the images."""
-        return Normalisation(self.card.preprocessing.mean, self.card.preprocessing.std)
+        return self.card.preprocessing.normalisation
 
     def describe(self) -> str:
         """Return one line: the backbone's name and parameters, the crops, the last feature grid and the method."""
@@ -102,7 +102,7 @@ def assemble(
     weights_input = (weights_source.input or timm_preprocessing)(timm_model)
     card = ModelCard(spec, (), _load_or_make_preprocessing(settings, data, weights_input, run))
     # Raises an error if crop settings are invalid.
-    make_crop_transforms(settings, Normalisation(card.preprocessing.mean, card.preprocessing.std))
+    make_crop_transforms(settings, card.preprocessing.normalisation)
     monitor = open_monitor(settings, card.preprocessing)
     load_report = load_initial_weights(weights_source, timm_model, objective, ())
     remarks = [

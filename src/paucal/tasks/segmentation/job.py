@@ -14,7 +14,6 @@ from torch import nn
 from paucal.cores import measure_slowdown
 from paucal.data.loader import TrainLoader
 from paucal.data.sampler import steps_per_epoch
-from paucal.data.views.normalisation import Normalisation
 from paucal.recipes.recipe import fill_in, require_init
 from paucal.recipes.segmentation import RECIPES
 from paucal.runner import life
@@ -163,7 +162,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
     def loader(self, setup: SegmentationSetup, first_pass: int) -> TrainLoader:
         """Return the loader of training crops, starting at forward pass `first_pass`."""
         settings, preprocessing = setup.settings, setup.card.preprocessing
-        transform = CropTransform(crop_options(settings), Normalisation(preprocessing.mean, preprocessing.std))
+        transform = CropTransform(crop_options(settings), preprocessing.normalisation)
         crops = MaskedCrops(setup.data.images, setup.data.masks, transform, settings.seed)
         return step_loader(crops, setup.data, settings, setup.plan, first_pass)
 

@@ -16,7 +16,6 @@ from paucal.backbones.spec import BackboneSpec
 from paucal.data.channels.decoding import convert_image
 from paucal.data.decode import DecodeOptions
 from paucal.data.masks.coding import MaskCoding
-from paucal.data.views.normalisation import Normalisation
 from paucal.memory import read_available_memory
 from paucal.models.card import CARD_FORMAT, ModelCard
 from paucal.models.preprocessing import MAX_SIDE
@@ -143,7 +142,7 @@ class SegmentationModel:
         Raises:
             UserError: The probabilities would not fit in memory.
         """
-        normalisation = Normalisation(self.card.preprocessing.mean, self.card.preprocessing.std)
+        normalisation = self.card.preprocessing.normalisation
         normalised = normalisation.apply(convert_image(image, self.decode_options)).to(self.device)
         height, width = normalised.shape[-2:]
         scale = max(scales) * scale_to_fit((height, width), self.card.resize_to)

@@ -9,7 +9,6 @@ from PIL import Image, ImageDraw
 
 from paucal.data.masks.coding import IGNORED, MaskCoding
 from paucal.data.masks.mask_files import unpack_colour
-from paucal.data.views.normalisation import Normalisation
 from paucal.tasks.segmentation.crops import MASK
 from paucal.tasks.segmentation.model import SegmentationCard
 from paucal.types import Batch
@@ -133,7 +132,7 @@ def draw_legend(classes: Sequence[str], colours: NDArray[np.uint8]) -> Image.Ima
 
 def draw_crops(batch: Batch, card: SegmentationCard) -> Image.Image:
     """Draw up to eight training crops as the network sees them, and below them the same crops with their masks."""
-    normalisation, colours = Normalisation(card.preprocessing.mean, card.preprocessing.std), class_colours(card.coding)
+    normalisation, colours = card.preprocessing.normalisation, class_colours(card.coding)
     shown = normalisation.to_display(batch.views[0][:MAX_CROPS])
     crops = [Image.fromarray(crop.permute(1, 2, 0).contiguous().numpy()) for crop in shown]
     masks = [mask.numpy() for mask in (batch.label_maps or {})[MASK][:MAX_CROPS]]

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from paucal.data.masks.coding import IGNORED
-from paucal.data.views.normalisation import Normalisation
 from paucal.distributed import rank, world_size
 from paucal.evaluation.predictions import evaluation_mode
 from paucal.metrics.intervals import Bootstrap, Score, percentile
@@ -137,7 +136,7 @@ def count_pixels(
     The images are divided among all processes, and every process returns the counts of all images. `on_image` is called
     for each image of this process, with the image's index and (K, H, W) probabilities.
     """
-    normalisation, pixel_counts = Normalisation(preprocessing.mean, preprocessing.std), []
+    normalisation, pixel_counts = preprocessing.normalisation, []
     with evaluation_mode(network):
         for index in map(int, list(indices)[rank() :: world_size()]):
             image = normalisation.apply(data.images.store.read(index)).to(device)

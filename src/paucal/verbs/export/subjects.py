@@ -12,7 +12,6 @@ from torchvision import tv_tensors
 from paucal.data.images import ImageSet
 from paucal.data.splits.split import Split
 from paucal.data.splits.split_csv import read_split
-from paucal.data.views.normalisation import Normalisation
 from paucal.export.comparison import Classifier, Difference, compare, compare_objects
 from paucal.export.program import BATCH_SIZE, Graph, graph_of
 from paucal.models.regression import RegressionCard
@@ -104,7 +103,7 @@ class ExportableSegmenter:
         self.run, self.console, self.card, self.reading = run, console, model.card, model.decode_options
         self.network = model.network.eval()
         self.options = replace(model.window_options(), batch=1, whole=False)
-        self._statistics = Normalisation(model.card.preprocessing.mean, model.card.preprocessing.std)
+        self._statistics = model.card.preprocessing.normalisation
 
     def graph(self, with_preprocessing: bool) -> Graph:
         """Return the graph to export, which maps a window of an image to the logits of the window's pixels."""

@@ -18,7 +18,6 @@ from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader
 from paucal.data.maps.reader import LabelMaps
 from paucal.data.maps.store import LabelMapMetadata, MapWriter, pixel_hashes, require_maps_or_empty
-from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import WholeImageTransform
 from paucal.evaluation.plots import save_figure
 from paucal.evaluation.seen_images import keys_with_seen_labels
@@ -196,7 +195,7 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
             "images: give another teacher."
         )
     run = run_or_name if isinstance(run_or_name, RunFolder) else None
-    size, normalisation = preprocessing.image_size, Normalisation(preprocessing.mean, preprocessing.std)
+    size, normalisation = preprocessing.image_size, preprocessing.normalisation
     transform = WholeImageTransform(size, normalisation, "bicubic" if run is None else preprocessing.interpolation)
     dense = DenseTeacher(model.module, size).to(model.device)
     return Teacher(name if run is None else str(run.path), dense, card.classes, transform, run)
