@@ -41,7 +41,7 @@ from paucal.data.sources.archive import COMPRESSED_SUFFIXES
 from paucal.data.sources.folder import is_ignored
 from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
-from paucal.data.splits.part_names import PART_BY_WORD
+from paucal.data.splits.part_names import PART_BY_WORD, only_split
 from paucal.data.string_arrays import GroupedStrings, RepeatedStrings
 from paucal.reading import decode_text, read_bytes
 from paucal.types import NoLabelsError, UserError
@@ -246,10 +246,7 @@ def _class_names(folder: ShardFolder) -> list[str]:
 def split_of_shard(name: str) -> str:
     """Return the split in the name of a shard, else in the name of its folder; "" if neither names a split."""
     folder, _, file = name.lower().rpartition("/")
-    parts_in_name = {PART_BY_WORD[word] for word in re.split(r"[-_.]", file) if word in PART_BY_WORD}
-    if len(parts_in_name) == 1:
-        return parts_in_name.pop()
-    return PART_BY_WORD.get(folder.rpartition("/")[2], "")
+    return only_split(re.split(r"[-_.]", file)) or PART_BY_WORD.get(folder.rpartition("/")[2], "")
 
 
 def _image_set(folder: ShardFolder, index: ShardIndex, labelled: bool, single_shard: str | None) -> ImageSet:

@@ -43,7 +43,12 @@ def group_numbers(images: ImageSet, group_by: str) -> NDArray[np.int64]:
                 "--group-by duplicates compares all images before the run, but images in shards are read during the "
                 "run: remove the copies that 'paucal check' finds, or group by a pattern in the names."
             )
-        return _group_copies(images)
+        survey, store = survey_images(images), reduce_images(images, CANDIDATE_SIDE).store
+        pairs = [[pair.first, pair.second] for pair in find_similar_pairs(survey, store)]
+        numbers = np.arange(len(images))
+        for group in merge_groups([*group_by_digest(survey.digests), *pairs]):
+            numbers[group] = group[0]
+        return np.unique(numbers, return_inverse=True)[1]
     if len(group_by) > _MAX_PATTERN_LENGTH:
         raise UserError(f"--group-by has {len(group_by)} characters; give a shorter pattern, or the name of a column.")
     columns = f"; the columns are {', '.join(images.columns)}" if images.columns else ""
@@ -58,19 +63,10 @@ def group_numbers(images: ImageSet, group_by: str) -> NDArray[np.int64]:
             f"--group-by: {group_by!r} is not a column, and as a pattern matches only {matches} of {len(names)} names "
             f"(such as {images.keys[0]!r}){columns}; give a pattern that most names match, such as 'patient[0-9]+'."
         )
-    pairs = zip(names, images.keys, strict=True)
-    group_names = [f"image {key}" if name is None else f"group {name}" for name, key in pairs]
+    group_names = [
+        f"image {key}" if name is None else f"group {name}" for name, key in zip(names, images.keys, strict=True)
+    ]
     return np.unique(np.asarray(group_names, dtype=object).astype(str), return_inverse=True)[1]
-
-
-def _group_copies(images: ImageSet) -> NDArray[np.int64]:
-    """Return the (N,) group number of each image; images that are equal or look alike have the same number."""
-    survey, store = survey_images(images), reduce_images(images, CANDIDATE_SIDE).store
-    pairs = [[pair.first, pair.second] for pair in find_similar_pairs(survey, store)]
-    numbers = np.arange(len(images))
-    for group in merge_groups([*group_by_digest(survey.digests), *pairs]):
-        numbers[group] = group[0]
-    return np.unique(numbers, return_inverse=True)[1]
 
 
 def find_copies(
@@ -115,7 +111,11 @@ def move_groups(
     for n_later, (part, fraction) in zip(reversed(range(len(fractions))), fractions.items(), strict=True):
         candidates = [group for group in order if group in counts]
         moved_groups = _choose_groups(total * fraction, remaining_counts, counts, candidates)
-        while len(moved_groups) > 1 and not _leaves_enough_groups(remaining_counts, counts, moved_groups, n_later):
+        while len(moved_groups) > 1:
+            after_move = remaining_counts - sum(counts[group] for group in moved_groups)
+            n_movable = sum(_keeps_classes(after_move, counts[group]) for group in counts.keys() - moved_groups)
+            if n_movable >= n_later:  # each later split can still get a group
+                break
             moved_groups.pop()
         for group in moved_groups:
             parts[members[group]] = part
@@ -154,14 +154,6 @@ def _choose_groups(
             moved_groups.append(group)
             reached_counts, remaining_counts = reached_counts + counts[group], remaining_counts - counts[group]
     return moved_groups or [group for group in reversed(order) if _keeps_classes(remaining_counts, counts[group])][:1]
-
-
-def _leaves_enough_groups(
-    remaining_counts: NDArray[np.int64], counts: Mapping[int, NDArray[np.int64]], moved_groups: list[int], n_parts: int
-) -> bool:
-    """Return whether at least `n_parts` groups can still move to other splits after `moved_groups` have moved."""
-    after_move = remaining_counts - sum(counts[group] for group in moved_groups)
-    return sum(_keeps_classes(after_move, counts[group]) for group in counts.keys() - moved_groups) >= n_parts
 
 
 def _keeps_classes(remaining_counts: NDArray[np.int64], moved_counts: NDArray[np.int64]) -> bool:

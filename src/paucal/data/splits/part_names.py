@@ -1,7 +1,7 @@
 """Recognition of the split in file and folder names: `birds_train.csv`, `instances_train2017.json`, `imagesTr`."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -102,7 +102,13 @@ def is_named_after_split(name: str, part: str) -> bool:
         True
     """
     words = _WORD.findall(_INNER_CAPITAL.sub("_", name).lower())
-    return part != "" and {PART_BY_WORD[word] for word in words if word in PART_BY_WORD} == {part}
+    return part != "" and only_split(words) == part
+
+
+def only_split(words: Iterable[str], split_by_word: Mapping[str, str] = PART_BY_WORD) -> str:
+    """Return the split that some of the words stand for; "" if the words stand for no or several splits."""
+    splits = {split_by_word[word] for word in words if word in split_by_word}
+    return splits.pop() if len(splits) == 1 else ""
 
 
 def split_in_name(name: str) -> str:
@@ -156,5 +162,4 @@ def folder_words(name: str) -> list[str]:
 
 def split_among_words(name: str) -> str:
     """Return the split that a word of a folder's name stands for; "" if no or several splits are named."""
-    parts = {FOLDER_WORDS[word] for word in folder_words(name) if word in FOLDER_WORDS}
-    return parts.pop() if len(parts) == 1 else ""
+    return only_split(folder_words(name), FOLDER_WORDS)

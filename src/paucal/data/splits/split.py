@@ -55,7 +55,7 @@ class Split:
         return {part: int(self.strings.equals(part).sum()) for part in PARTS}
 
     def exclude(self, is_excluded: NDArray[np.bool_], reason: str) -> "Split":
-        """Return the split with the images in `is_excluded`, (N,), set to "unused", and a reason in the description."""
+        """Return the split with the images in the (N,) mask `is_excluded` as "unused", for the given reason."""
         return Split(np.where(is_excluded, "unused", self.parts), f"{self.description}; {reason}", self.groups)
 
 
@@ -103,7 +103,15 @@ def make_split(
         parts, fractions = splits_of_fold(image_set, number, folds, seed, groups), {"val": val_fraction}
         description = f"test is fold {number} of {folds}; {_describe_moves(fractions, seed, 'the other folds')}"
     elif set(image_set.declared_splits) == {"train", "val", "test"}:
-        return _declared_split(image_set, val_fraction, groups)
+        declared = np.asarray(image_set.declared_splits)
+        parts = np.where((declared == "val") & (val_fraction == 0), "train", declared).astype("<U6")
+        if groups is not None:
+            refuse_divided_groups(parts, groups)
+        _refuse_small_classes(image_set, parts == "train", 1)
+        text = "train, val and test are the data's own folders"
+        if val_fraction == 0:
+            text = f"test is the data's own test folder; train is the data's own train and val folders, {NO_VAL_TEXT}"
+        return Split(parts, text, groups)
     else:
         parts, fractions, description = _plan_moves(image_set, seed, val_fraction, test_fraction)
         if groups is not None:
@@ -123,22 +131,10 @@ def keep_all_for_training(image_set: ImageSet) -> Split:
     return Split(np.full(len(image_set), "train", dtype="<U6"), text)
 
 
-def _declared_split(image_set: ImageSet, val_fraction: float, groups: NDArray[np.int64] | None) -> Split:
-    declared = np.asarray(image_set.declared_splits)
-    parts = np.where((declared == "val") & (val_fraction == 0), "train", declared).astype("<U6")
-    if groups is not None:
-        refuse_divided_groups(parts, groups)
-    _refuse_small_classes(image_set, parts == "train", 1)
-    text = "train, val and test are the data's own folders"
-    if val_fraction == 0:
-        text = f"test is the data's own test folder; train is the data's own train and val folders, {NO_VAL_TEXT}"
-    return Split(parts, text, groups)
-
-
 def _plan_moves(
     image_set: ImageSet, seed: int, val_fraction: float, test_fraction: float
 ) -> tuple[NDArray[np.str_], dict[str, float], str]:
-    """Return (N,) splits before images of train move to val and test, the fractions that move, and a description."""
+    """Return the (N,) splits before images of train move to val and test, the fractions to move, and a description."""
     declared_parts = set(image_set.declared_splits)
     if declared_parts in ({"train", "test"}, {"train", "val"}):
         held_out = held_out_part(declared_parts)
@@ -232,7 +228,7 @@ def keep_train_fraction(split: Split, labels: Targets, fraction: float, seed: in
 
 
 def keep_train_per_class(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
-    """Keep up to `per_class` training images of every class; with the same seed, fewer images are a subset of more."""
+    """Keep up to `per_class` training images of every class; with one seed, a smaller number gives a subset."""
     if labels.ndim == 2:
         raise UserError(
             "--few-labels sets the number of images of each class, but these images may have several classes: give "
