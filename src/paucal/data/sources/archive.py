@@ -65,7 +65,7 @@ class ArchiveStore(EncodedStore):
             raise UnreadableImage(f"image {entry.name} is larger than the limit of {MAX_IMAGE_BYTES:,} bytes")
         try:
             with self._lock:
-                content = self._read_zip(entry) if self._zipped else self._read_tar(entry)
+                content = self._read(entry)
         except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError) as problem:
             raise UnreadableImage(f"image {entry.name} cannot be read from {self._file.name}: {problem}") from None
         if len(content) != entry.size:
@@ -74,17 +74,16 @@ class ArchiveStore(EncodedStore):
             )
         return content
 
-    def _read_zip(self, entry: _Entry) -> bytes:
+    def _read(self, entry: _Entry) -> bytes:
+        if not self._zipped:
+            with self._file.open("rb") as tar_file:
+                tar_file.seek(entry.offset)
+                return tar_file.read(entry.size)
         # The file is opened again in a forked process, which must not share the file position with its parent.
         if self._archive is None or self._process_id != os.getpid():
             self._archive, self._process_id = zipfile.ZipFile(self._file), os.getpid()
         with self._archive.open(entry.zip_name) as file:
             return file.read(entry.size + 1)
-
-    def _read_tar(self, entry: _Entry) -> bytes:
-        with self._file.open("rb") as file:
-            file.seek(entry.offset)
-            return file.read(entry.size)
 
 
 def is_archive(file: Path) -> bool:

@@ -98,7 +98,7 @@ def open_container(
 
 
 def _are_parts(part_folders: list[str], root: Path, folders: list[str], keys: list[str]) -> bool:
-    """Return whether folders named after splits are not classes called "train" or "test" by chance."""
+    """Return whether folders named after splits are splits, and not classes that are called "train" or "test"."""
     folders_with_images = {key.split("/")[0] for key in keys}
     other_folders = [folder for folder in folders if folder not in part_folders and folder in folders_with_images]
     has_class_folders = any(key.count("/") >= 2 for key in keys if key.split("/")[0] in part_folders)
@@ -138,7 +138,7 @@ def _open_parts(
 
 
 def _refuse_empty_classes(root: Path, class_folders: list[str], classes_of_images: list[str]) -> None:
-    """Raise a UserError if no image has the class that a class folder (relative to `root`) is named after."""
+    """Raise a UserError if a class folder, given relative to `root`, has no images."""
     empty = sorted(folder for folder in class_folders if folder.rpartition("/")[2] not in classes_of_images)
     for folder in empty:
         others = (other for other in class_folders if other != folder)

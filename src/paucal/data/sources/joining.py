@@ -39,7 +39,12 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
             f"{location}: some of these sources have classes and others have no classes; give only sources with "
             "classes, or only sources without classes."
         )
-    names = _distinct_set_names(sets)
+    # Names do not depend on the folders of the sets, so that a copied set keeps its keys.
+    set_names = [image_set.name for image_set in sets]
+    numbered = [f"{name}-{number}" for number, name in enumerate(set_names, start=1)]
+    names = [name if set_names.count(name) == 1 else new for name, new in zip(set_names, numbered, strict=True)]
+    # Two sets "photos" and a set "photos-1" would otherwise give the name "photos-1" twice.
+    names = names if len(set(names)) == len(names) else numbered
     classes = tuple(sorted({name for image_set in sets for name in image_set.classes}))
     renumbered = [image_set.with_classes(classes) if image_set.classes else image_set for image_set in sets]
     multi_hot = [image_set.multi_hot for image_set in renumbered if image_set.multi_hot is not None]
@@ -66,15 +71,6 @@ def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
         column_problems={name: text for image_set in sets for name, text in image_set.column_problems.items()},
         multi_hot=None if not multi_hot else np.concatenate(multi_hot),
     )
-
-
-def _distinct_set_names(sets: Sequence[ImageSet]) -> list[str]:
-    """Return a distinct name for each set, which does not depend on its folder, so that a copied set keeps its name."""
-    names = [image_set.name for image_set in sets]
-    numbered = [f"{name}-{index + 1}" for index, name in enumerate(names)]
-    distinct = [name if names.count(name) == 1 else numbered[index] for index, name in enumerate(names)]
-    # Two sets "photos" and a set "photos-1" would otherwise give the name "photos-1" twice.
-    return distinct if len(set(distinct)) == len(names) else numbered
 
 
 def _exists(text: str) -> bool:

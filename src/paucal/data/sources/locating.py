@@ -125,7 +125,7 @@ def _candidates(file: Path, part: str, root: Path | None, finders: dict[Path, "F
 def _likely_subfolders(
     folder: Path, file: Path, part: str, finders: dict[Path, "FileFinder"], depth: int = 2
 ) -> list[Path]:
-    """Return subfolders, to `depth` levels, named after images, the split or the table, and any only subfolder."""
+    """Return subfolders, to `depth` levels, named after images, the split or the table, or without siblings."""
     names = finders.setdefault(folder, FileFinder(folder)).subfolders()
     usual_names = (*IMAGE_FOLDERS, file.stem.lower(), *(("train",) if part == "" else ()))
     folders = [folder / name for name in names if name.lower() in usual_names or is_named_after_split(name, part)]
@@ -138,7 +138,7 @@ def _likely_subfolders(
 def _choose_folder(
     rows: Sequence[ListedImage], candidates: Sequence["FileFinder"], root: Path | None
 ) -> tuple["FileFinder", str]:
-    """Return the candidate with most images of a sample, and a prefix of another machine to remove from all paths."""
+    """Return the candidate with most images of a sample, and the prefix to remove from paths of another machine."""
     sample = [rows[index] for index in evenly_spaced(len(rows), _SAMPLED_ROWS)]
     best, best_count = None, 0
     for finder in candidates:
@@ -170,7 +170,7 @@ def _choose_folder(
 
 
 def _foreign_prefix(paths: Sequence[str], finder: "FileFinder") -> str:
-    """Return the shortest prefix of all paths without which the first path exists in a folder; "" if none."""
+    """Return the shortest prefix that all paths share and that must be removed to find the first; "" if none."""
     pieces = paths[0].split("/")
     for count in range(1, len(pieces)):
         if leads_out(paths[0]) and finder.find("/".join(pieces[count:])):
@@ -193,7 +193,7 @@ def _strip_prefix(path: str, prefixes: Sequence[str]) -> str:
 
 
 def _refuse_outside(row: ListedImage, rows: Sequence[ListedImage]) -> NoReturn:
-    """Raise a UserError for a row whose path leads out of the images' folder; name what all `rows` share."""
+    """Raise a UserError for a row whose path leads out of the images' folder, with the folder of all `rows`."""
     folders = [other.path.split("/")[:-1] for other in rows]
     all_outside = all(leads_out(other.path) for other in rows)
     shared = "/".join(os.path.commonprefix(folders)) if all_outside else ""  # noqa: RUF071 (of lists of names)

@@ -51,7 +51,7 @@ PARQUET_SUFFIXES = (".parquet", ".pq", ".arrow")
 
 
 def find_parquet(folder: Path) -> list[Path]:
-    """Return the Parquet (else Arrow) files in a folder, its `data/`, its folders of splits or its only subfolder."""
+    """Return the Parquet files (else Arrow files) in a folder, its `data/`, its split folders or its only subfolder."""
     for suffix in (PARQUET_SUFFIX, ARROW_SUFFIX):
         files_here, files_in_data, files_below = (
             sorted(path for path in folder.glob(pattern) if not _is_in_ignored(path.relative_to(folder)))
@@ -233,26 +233,26 @@ def _make_stream(
 
 
 def _parts_of_files(files: Sequence[RowFile], labelled: bool) -> tuple[list[str], list[str]]:
+    """Return the split of each file, and notes."""
     parts = ["" if len(files) == 1 else _part_of_file(file.shard.name) for file in files]
+    if labelled or not {"train", "val", "test"} <= set(parts):
+        return parts, []
+    schema = files[0].schema()
+    label_column = find_label_column(schema, read_features(schema))
+    if label_column is None:
+        return parts, []
     test_files = [file for file, part in zip(files, parts, strict=True) if part == "test"]
-    if labelled or not {"train", "val", "test"} <= set(parts) or not _are_labels_hidden(test_files, files[0].schema()):
+    try:
+        _, stored_labels = _read_labels(test_files, ParquetColumns(label_column, label_column, ()))
+    except UserError:
+        return parts, []
+    # Authors who evaluate submissions publish test files without labels.
+    if not all(labels.are_missing for labels in stored_labels):
         return parts, []
     # A labelled run leaves out the test files, and tests on the validation files. Pre-training must therefore not use
     # the validation files.
     note = "the labels of the test files are hidden, so the images of the validation files are also test images"
     return [part.replace("val", "test") for part in parts], [note]
-
-
-def _are_labels_hidden(test_files: Sequence[RowFile], schema: pa.Schema) -> bool:
-    """Return whether no row of the test files has a label, as in data sets whose authors evaluate submissions."""
-    label_column = find_label_column(schema, read_features(schema))
-    if label_column is None:
-        return False
-    try:
-        _, stored_labels = _read_labels(test_files, ParquetColumns(label_column, label_column, ()))
-    except UserError:
-        return False
-    return all(labels.are_missing for labels in stored_labels)
 
 
 def _part_of_file(name: str) -> str:
@@ -276,17 +276,9 @@ def _select_files_of_parts(files: list[RowFile]) -> tuple[list[RowFile], list[st
 
 def open_hub(location: str, _: Any, options: SourceOptions) -> ImageSet:
     """Open the Parquet files of "hf:OWNER/NAME", or "hf:OWNER/NAME/CONFIGURATION", on the Hugging Face hub."""
-    folder, files = _hub_files(str(location), options.download)
-    images = open_parquet(folder, files, options)
-    partial = sorted({file.parent.name for file in files if file.parent.name.startswith(PARTIAL_PREFIX)})
-    notes = [f"the hub stores only the first images of this set ({', '.join(partial)})"] if partial else []
-    name = str(location).rsplit("/", 1)[-1]
-    return replace(images, name=name, location=str(location), notes=(*images.notes, *notes))
-
-
-def _hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
-    owner, name, *configuration = [*location.removeprefix(HUB_PREFIX).split("/", 2), "", ""][:3]
-    if not all(map(_SAFE_HUB_NAME.fullmatch, (owner, name, configuration[0] or name))):
+    location = str(location)
+    owner, name, configuration = [*location.removeprefix(HUB_PREFIX).split("/", 2), "", ""][:3]
+    if not all(map(_SAFE_HUB_NAME.fullmatch, (owner, name, configuration or name))):
         raise UserError(
             f"{location!r} is not the name of a data set on the Hugging Face hub; expected hf:OWNER/NAME, such as "
             "hf:uoft-cs/cifar100."
@@ -296,16 +288,22 @@ def _hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
         try:
             from huggingface_hub import snapshot_download  # imported here, since the import takes a second
 
-            options: dict[str, Any] = {"repo_type": "dataset", "revision": revision, "allow_patterns": ["*.parquet"]}
-            root = Path(snapshot_download(repository, local_files_only=not download, **options))
+            choices: dict[str, Any] = {"repo_type": "dataset", "revision": revision, "allow_patterns": ["*.parquet"]}
+            folder = Path(snapshot_download(repository, local_files_only=not options.download, **choices))
         except Exception as error:  # the exception depends on whether the network, data set or permission is missing
             problem = first_line(error)
             continue
-        if files := sorted(root.rglob("*.parquet")):
-            return root, _select_configuration(root, files, configuration[0], location)
+        if files := sorted(folder.rglob("*.parquet")):
+            break
         problem = "there are no Parquet files"
-    advice = "check the name and the network" if download else "download the data set with --download"
-    raise UserError(f"the data set {repository} is not on this machine, or cannot be opened ({problem}); {advice}.")
+    else:
+        advice = "check the name and the network" if options.download else "download the data set with --download"
+        raise UserError(f"the data set {repository} is not on this machine, or cannot be opened ({problem}); {advice}.")
+    files = _select_configuration(folder, files, configuration, location)
+    images = open_parquet(folder, files, options)
+    partial = sorted({file.parent.name for file in files if file.parent.name.startswith(PARTIAL_PREFIX)})
+    notes = [f"the hub stores only the first images of this set ({', '.join(partial)})"] if partial else []
+    return replace(images, name=location.rsplit("/", 1)[-1], location=location, notes=(*images.notes, *notes))
 
 
 def _select_configuration(root: Path, files: list[Path], configuration: str, location: str) -> list[Path]:

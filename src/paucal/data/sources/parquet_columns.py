@@ -23,11 +23,11 @@ _MAX_EXACT_INTEGER = 2**53  # float64 represents all smaller integers exactly
 
 @dataclass(frozen=True)
 class ParquetColumns:
-    """The columns that are read from a file: `label` is None to read no labels, `classes` are the metadata's names."""
+    """Names of the columns that are read from a file, and of the classes."""
 
     image: str
-    label: str | None
-    classes: tuple[str, ...]
+    label: str | None  # None if labels are not read
+    classes: tuple[str, ...]  # class names in the metadata, in label order; empty if the metadata has none
 
 
 def find_columns(shown_path: str, schema: pa.Schema, options: SourceOptions) -> ParquetColumns:
@@ -263,7 +263,11 @@ def _labels_from_lists(
     values: NDArray[Any], lengths: NDArray[np.int64], are_indicators: bool, columns: ParquetColumns, shown_path: str
 ) -> Labels:
     rows = np.repeat(np.arange(len(lengths)), np.maximum(lengths, 0))  # row of each value
-    if are_indicators or _are_indicator_lists(values, lengths, rows):
+    if not are_indicators and values.dtype != object and _are_equally_long(lengths) and np.isin(values, (0, 1)).all():
+        # The lists have a 0 or 1 per class, and are not class numbers, if some list has the same value twice.
+        n_ones = np.bincount(rows, weights=values, minlength=len(lengths))[lengths >= 0]
+        are_indicators = bool(((n_ones > 1) | (lengths[lengths >= 0] - n_ones > 1)).any())
+    if are_indicators:
         n_classes = int(lengths.max())
         if columns.classes and len(columns.classes) != n_classes:
             raise UserError(
@@ -282,11 +286,3 @@ def _labels_from_lists(
     multi_hot[rows[numbers >= 0], numbers[numbers >= 0]] = 1
     multi_hot[lengths < 0] = UNKNOWN  # rows without a list
     return multi_hot_labels(classes, multi_hot, f"lists in the column '{columns.label}'", lengths >= 0)
-
-
-def _are_indicator_lists(values: NDArray[Any], lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:
-    """Return whether lists seem to have a 0 or 1 per class, and not class numbers: in some list, one occurs twice."""
-    if values.dtype == object or not _are_equally_long(lengths) or not np.isin(values, (0, 1)).all():
-        return False
-    n_ones = np.bincount(rows, weights=values, minlength=len(lengths))[lengths >= 0]
-    return bool(((n_ones > 1) | (lengths[lengths >= 0] - n_ones > 1)).any())

@@ -59,19 +59,15 @@ class RowFile:
 
     def _query(self, query: Callable[[pq.ParquetFile], Any]) -> Any:
         """Open the file and return `query(file)`; only the needed bytes of a remote file are read."""
-        if isinstance(self.folder, RemoteShardFolder):
-            return self._query_remote(self.folder, query)
-        try:
-            file = pq.ParquetFile(self.folder.fetch_shard(self.shard), memory_map=True)
-        except (pa.ArrowException, OSError) as problem:
-            raise self._damage_error(problem) from None
-        with file:
-            return query(file)
+        folder = self.folder
+        if not isinstance(folder, RemoteShardFolder):
+            try:
+                file = pq.ParquetFile(folder.fetch_shard(self.shard), memory_map=True)
+            except (pa.ArrowException, OSError) as problem:
+                raise self._damage_error(problem) from None
+            with file:
+                return query(file)
 
-    def _damage_error(self, problem: Exception) -> DamagedShard:
-        return DamagedShard(f"{self} cannot be read as a Parquet file ({first_line(problem)}); give another file.")
-
-    def _query_remote(self, folder: RemoteShardFolder, query: Callable[[pq.ParquetFile], Any]) -> Any:
         def attempt() -> Any:
             try:
                 with folder.open_file(self.shard) as source, pq.ParquetFile(source) as file:
@@ -90,6 +86,9 @@ class RowFile:
             raise UserError(f"{self} no longer exists; check the address.") from None
         except Exception as problem:  # each storage library raises different exceptions
             raise UserError(f"{self} cannot be read ({first_line(problem)}); check the network connection.") from None
+
+    def _damage_error(self, problem: Exception) -> DamagedShard:
+        return DamagedShard(f"{self} cannot be read as a Parquet file ({first_line(problem)}); give another file.")
 
 
 def read_arrow(file: Path) -> pa.Table:
@@ -190,7 +189,13 @@ class ParquetStore(RowStore):
         group = int(np.searchsorted(starts, row, side="right")) - 1
         images = self._groups.get((file, group))
         if images is None:
-            images = self._groups[file, group] = self._read_group(self._reader(file), group)
+            # Arrow's thread pool is not used, since in some Arrow versions the pool does not work after a fork.
+            table = self._reader(file).read_row_group(group, columns=[self._column], use_threads=False)
+            images = table[self._column].combine_chunks()
+            if isinstance(images, pa.ChunkedArray):
+                raise pa.ArrowInvalid("a row group has more than 2 GiB of images")
+            images = images.field("bytes") if pa.types.is_struct(images.type) else images
+            self._groups[file, group] = images
             total = sum(images.nbytes for images in self._groups.values())
             max_bytes = _MAX_CACHED_BYTES_STREAMED if is_streamed(len(self._rows), 0) else _MAX_CACHED_BYTES
             while total > max_bytes and len(self._groups) > 1:
@@ -210,11 +215,3 @@ class ParquetStore(RowStore):
             self._readers[file] = reader
         self._readers.move_to_end(file)
         return self._readers[file]
-
-    def _read_group(self, reader: pq.ParquetFile, group: int) -> pa.Array:
-        # Arrow's thread pool is not used, since in some Arrow versions the pool does not work after a fork.
-        table = reader.read_row_group(group, columns=[self._column], use_threads=False)
-        images = table[self._column].combine_chunks()
-        if isinstance(images, pa.ChunkedArray):
-            raise pa.ArrowInvalid("a row group has more than 2 GiB of images")
-        return images.field("bytes") if pa.types.is_struct(images.type) else images

@@ -27,7 +27,7 @@ LABEL_COLUMNS = (
 CLEAR_NAME_COLUMNS = ("class_name", "classname", "label_name", "category_name")
 NAME_COLUMNS = (*CLEAR_NAME_COLUMNS, "class", "category", "species", "breed")
 SPLIT_COLUMNS = ("split", "part", "subset", "set")
-# Boolean columns that mark the images of one split, by name, with this split; fastai writes `is_valid`.
+# The split whose images a Boolean column marks, by the name of the column; fastai writes `is_valid`.
 FLAG_COLUMNS = {"is_valid": "val", "is_val": "val", "is_validation": "val", "is_test": "test"}
 FOLD_COLUMNS = ("fold", "folds", "kfold", "cv_fold")
 BOX_COLUMNS = (

@@ -177,12 +177,12 @@ def _listed_image(
 def _split_label_cells(
     rows: list[ListedImage], user_separator: str | None, notes: list[str]
 ) -> tuple[list[ListedImage], bool, str]:
-    """Return the rows with labels, split into names; whether images have several; and how the names are separated."""
+    """Return the labelled rows with their class names; whether there may be several; and how they are separated."""
     cells = ["" if is_missing(row.label) else row.label for row in rows]
     lists = labels_in_lists(cells) if user_separator is None else None
     separator = "" if lists is not None else find_separator(cells, user_separator)
     names = [split_names(cell, separator) for cell in cells] if lists is None else lists
-    # If cells may have several names, an empty cell means that the image is of no class; "nan" means an unknown label.
+    # If cells may have several names, an empty cell means that the image is in no class; "nan" means an unknown label.
     has_label = [bool(cell) or bool(separator and not row.label) for cell, row in zip(cells, rows, strict=True)]
     rows = [row._replace(names=tuple(row_names)) for row, row_names in zip(rows, names, strict=True)]
     labelled_rows = list(compress(rows, has_label))
@@ -214,19 +214,15 @@ def open_list(file: Path, options: SourceOptions) -> ImageSet:
     located = _locate_rows(rows, options.root)
     labels = Labels.unlabelled(len(located.rows))
     if options.labelled:
-        values, numbers = np.unique([int(row.names[0]) for row in located.rows], return_inverse=True)
-        labels = Labels(_classes_of_numbers(located.rows, values.tolist()), numbers.astype(np.int64))
+        numbers, positions = np.unique([int(row.names[0]) for row in located.rows], return_inverse=True)
+        folders: dict[str, set[str]] = {}  # names of the folders of the images, by class number
+        for row in located.rows:
+            folders.setdefault(row.names[0], set()).add(row.key.rpartition("/")[0].rpartition("/")[2])
+        names = [name for number in numbers.tolist() for name in folders[str(number)]]
+        has_folder_per_class = "" not in names and len(names) == len(set(names)) == len(numbers)
+        classes = tuple(names) if has_folder_per_class else tuple(map(str, numbers.tolist()))
+        labels = Labels(classes, positions.astype(np.int64))
     return _image_set(lists, located, labels, notes)
-
-
-def _classes_of_numbers(rows: Sequence[ListedImage], numbers: Sequence[int]) -> tuple[str, ...]:
-    """Return the class names: the folders of the images if each class has its own folder, else the class numbers."""
-    folders: dict[str, set[str]] = {}
-    for row in rows:
-        folders.setdefault(row.names[0], set()).add(row.key.rpartition("/")[0].rpartition("/")[2])
-    names = [name for number in numbers for name in folders[str(number)]]
-    has_folder_per_class = "" not in names and len(names) == len(set(names)) == len(numbers)
-    return tuple(names) if has_folder_per_class else tuple(map(str, numbers))
 
 
 def find_train_list(folder: Path, root: Path | None = None) -> Path | None:
