@@ -53,15 +53,11 @@ class CheckedSet:
     images: ImageSet
     parts: NDArray[np.str_]
     has_declared_splits: bool
-    origin: str = "as paucal train would divide them"  # says how undeclared splits are chosen, or "not divided"
+    origin: str = "as paucal train would divide them"  # how the splits are chosen if the data declares none
 
     def is_divided(self, group: Sequence[int]) -> bool:
         """Return whether the images of a group (positions) are in more than one of train, val and test."""
         return len({self.parts[position] for position in group} - {"unused"}) > 1
-
-    def labels_of(self, group: Sequence[int]) -> set[tuple[str, ...]]:
-        """Return the distinct labels of a group's images, each a tuple of classes; unlabelled images are left out."""
-        return {tuple(self.images.classes_of(position)) for position in group} - {()}
 
 
 def as_groups(positions: Iterable[int] | NDArray[np.int64]) -> tuple[tuple[int, ...], ...]:
@@ -90,7 +86,29 @@ def label_findings(checked: CheckedSet) -> list[Finding]:
     findings = [Finding("source", "note", note.rstrip(".;")) for note in images.notes]
     if images.classes:
         findings += [*_class_name_findings(images), *_class_count_findings(checked)]
-    return [*findings, *_findings_on_name_groups(checked)]
+    # File names in shards do not show which images belong together.
+    groups = None if images.stream is not None else suggest_groups(images)
+    if groups is None:
+        return findings
+    splits_by_group: dict[str, set[str]] = {}
+    for name, part in zip(groups.names, checked.parts.tolist(), strict=True):
+        splits_by_group.setdefault(name, set()).add(part)
+    n_divided = sum(len(splits - {"unused"}) > 1 for splits in splits_by_group.values())
+    divided_text = f"; {counted(n_divided, 'group is', 'groups are')} in several splits" if n_divided else ""
+    advice = "if that is so, split the images again so that no group is in two splits"
+    if not checked.has_declared_splits:
+        advice = f"if that is so, keep groups together: --group-by '{groups.pattern}'"
+        if groups.across_pattern:
+            advice += (
+                f"; if '{groups.shared_name}' is the same group in every folder: --group-by '{groups.across_pattern}'"
+            )
+    text = (
+        f"the names of the files suggest {groups.count} groups of up to {groups.largest} images that belong "
+        f"together, such as frames of one video ({groups.examples[0]} and {groups.examples[1]}, for example)"
+        f"{divided_text}"
+    )
+    level = "note" if not n_divided else "misleads" if checked.has_declared_splits else "warning"
+    return [*findings, Finding("name-groups", level, text, advice)]
 
 
 def split_failure_finding(problem: UserError) -> Finding:
@@ -179,32 +197,6 @@ def _imbalance_finding(images: ImageSet, counts: NDArray[np.int64]) -> Finding:
         text += f"; always predicting '{images.classes[largest]}' would be right for {fraction}"
         advice = "look at the balanced accuracy, and try --class-weights auto or --sampling balanced"
     return Finding("imbalance", "warning" if ratio >= VERY_UNBALANCED_RATIO else "note", text, advice)
-
-
-def _findings_on_name_groups(checked: CheckedSet) -> list[Finding]:
-    # File names in shards do not show which images belong together.
-    groups = None if checked.images.stream is not None else suggest_groups(checked.images)
-    if groups is None:
-        return []
-    splits_by_group: dict[str, set[str]] = {}
-    for name, part in zip(groups.names, checked.parts.tolist(), strict=True):
-        splits_by_group.setdefault(name, set()).add(part)
-    n_divided = sum(len(splits - {"unused"}) > 1 for splits in splits_by_group.values())
-    divided_text = f"; {counted(n_divided, 'group is', 'groups are')} in several splits" if n_divided else ""
-    advice = "if that is so, split the images again so that no group is in two splits"
-    if not checked.has_declared_splits:
-        advice = f"if that is so, keep groups together: --group-by '{groups.pattern}'"
-        if groups.across_pattern:
-            advice += (
-                f"; if '{groups.shared_name}' is the same group in every folder: --group-by '{groups.across_pattern}'"
-            )
-    text = (
-        f"the names of the files suggest {groups.count} groups of up to {groups.largest} images that belong "
-        f"together, such as frames of one video ({groups.examples[0]} and {groups.examples[1]}, for example)"
-        f"{divided_text}"
-    )
-    level = "note" if not n_divided else "misleads" if checked.has_declared_splits else "warning"
-    return [Finding("name-groups", level, text, advice)]
 
 
 def class_counts_by_split(images: ImageSet, parts: np.ndarray) -> dict[str, dict[str, int]]:

@@ -68,20 +68,15 @@ def _candidate_pairs(quarter: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.in
     ordered = quarter[order]
     for mask in (0, *(1 << bit for bit in range(_QUARTER_BITS))):
         begin, end = (np.searchsorted(ordered, quarter ^ mask, side=side) for side in ("left", "right"))
-        for rows in _position_chunks(end - begin):
-            counts = end[rows] - begin[rows]
+        n_pairs, first = end - begin, 0
+        while first < len(quarter):
+            pair_counts = np.cumsum(n_pairs[first : first + _CHUNK_HASHES])
+            length = max(1, int(np.searchsorted(pair_counts, _MAX_PAIRS, side="right")))
+            rows = np.arange(first, min(first + length, len(quarter)))
+            first += length
+            counts = n_pairs[rows]
             left = np.repeat(rows, counts)
             within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
             right = order[np.repeat(begin[rows], counts) + within]
             is_ordered = left < right
             yield left[is_ordered], right[is_ordered]
-
-
-def _position_chunks(counts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield consecutive positions in chunks of at least one, with a bounded sum of `counts` (pairs per position)."""
-    begin = 0
-    while begin < len(counts):
-        pair_counts = np.cumsum(counts[begin : begin + _CHUNK_HASHES])
-        length = max(1, int(np.searchsorted(pair_counts, _MAX_PAIRS, side="right")))
-        yield np.arange(begin, min(begin + length, len(counts)))
-        begin += length

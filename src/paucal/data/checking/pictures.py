@@ -33,14 +33,22 @@ def image_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[SimilarP
     """Return the findings about images; `pairs` are similar images with different bytes."""
     exact_copies = group_by_digest(survey.digests)
     confirmed_pairs = [pair for pair in pairs if pair.cosine is None or pair.cosine >= MIN_COSINE]
-    return [
-        *_unreadable_findings(survey, checked),
-        *exact_copy_findings(checked, exact_copies),
-        *(_near_copy_findings(checked, confirmed_pairs, exact_copies) if confirmed_pairs else ()),
-        *_blank_findings(survey),
-        *_pixel_mode_findings(survey),
-        *giveaway_findings(checked, survey),
-    ]
+    findings: list[Finding] = []
+    try:
+        drop_unreadable(checked.images, survey.unreadable, "refuse")
+    except UserError as problem:
+        findings.append(replace(refusal_finding(UNREADABLE, problem), groups=as_groups(sorted(survey.unreadable))))
+    findings += exact_copy_findings(checked, exact_copies)
+    if confirmed_pairs:
+        findings += _near_copy_findings(checked, confirmed_pairs, exact_copies)
+    is_extreme = (survey.brightness < _DARK) | (survey.brightness > _BRIGHT)
+    # NaN, for unreadable images, compares as False.
+    blank = np.flatnonzero((survey.contrast < MIN_CONTRAST) | is_extreme)
+    if len(blank):
+        text = f"{counted(len(blank), 'image is', 'images are')} blank (one colour, nearly black or nearly white)"
+        advice = "look at the images on the page (--output), and remove images without content"
+        findings.append(Finding("blank", "warning", text, advice, as_groups(blank)))
+    return [*findings, *_pixel_mode_findings(survey), *giveaway_findings(checked, survey)]
 
 
 def exact_copy_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[Finding]:
@@ -69,7 +77,9 @@ def _describe_copies(groups: Sequence[Sequence[int]]) -> str:
 def _classify_groups(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[tuple[tuple[int, ...], ...]]:
     """Return the groups that are in several splits, the groups with different labels, and all other groups."""
     is_divided = [checked.is_divided(group) for group in groups]
-    has_conflict = [len(checked.labels_of(group)) > 1 for group in groups]
+    # Unlabelled images do not conflict with others.
+    labels = [{tuple(checked.images.classes_of(position)) for position in group} - {()} for group in groups]
+    has_conflict = [len(group_labels) > 1 for group_labels in labels]
     is_plain = [not divided and not conflict for divided, conflict in zip(is_divided, has_conflict, strict=True)]
     return [tuple(map(tuple, compress(groups, flags))) for flags in (is_divided, has_conflict, is_plain)]
 
@@ -105,25 +115,6 @@ def _near_copy_findings(
         text = f"{counted(len(other_groups), 'group')} of images of one split and class {verb} alike{confirmed}"
         advice = "look at the images on the page (--output); copies add no information"
         yield Finding("near-duplicates", "note", text, advice, other_groups)
-
-
-def _unreadable_findings(survey: Survey, checked: CheckedSet) -> list[Finding]:
-    try:
-        drop_unreadable(checked.images, survey.unreadable, "refuse")
-    except UserError as problem:
-        return [replace(refusal_finding(UNREADABLE, problem), groups=as_groups(sorted(survey.unreadable)))]
-    return []
-
-
-def _blank_findings(survey: Survey) -> list[Finding]:
-    is_flat = survey.contrast < MIN_CONTRAST
-    is_extreme = (survey.brightness < _DARK) | (survey.brightness > _BRIGHT)
-    blank = np.flatnonzero(is_flat | is_extreme)  # NaN, for unreadable images, compares as False
-    if not len(blank):
-        return []
-    text = f"{counted(len(blank), 'image is', 'images are')} blank (one colour, nearly black or nearly white)"
-    advice = "look at the images on the page (--output), and remove images without content"
-    return [Finding("blank", "warning", text, advice, as_groups(blank))]
 
 
 def _pixel_mode_findings(survey: Survey) -> Iterator[Finding]:

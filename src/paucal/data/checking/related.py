@@ -105,17 +105,17 @@ def _compute_correlations(candidates: NDArray[np.int64], store: Store) -> NDArra
 
     process_images(len(images), reduce_image)  # unreadable images stay black, with correlation 0
     rows = inverse.reshape(-1, 2)
+    correlations = np.zeros(len(rows), dtype=np.float32)
     # Pairs are compared in chunks that fit in memory, since a set of video frames has millions of pairs.
-    chunks = [rows[begin : begin + _CHUNK_PAIRS] for begin in range(0, len(rows), _CHUNK_PAIRS)]
-    correlations = [_pixel_correlation(pixels[chunk[:, 0]], pixels[chunk[:, 1]]) for chunk in chunks]
-    return np.concatenate([np.zeros(0, dtype=np.float32), *correlations])
-
-
-def _pixel_correlation(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return the (P,) correlations of matching rows of two (P, D) arrays of pixels; 0 if either row is blank."""
-    first, second = (rows.astype(np.float32) - rows.mean(1, dtype=np.float32, keepdims=True) for rows in (left, right))
-    norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-    return np.einsum("pd,pd->p", first, second) / np.maximum(norms, _MIN_NORM)
+    for begin in range(0, len(rows), _CHUNK_PAIRS):
+        chunk = slice(begin, begin + _CHUNK_PAIRS)
+        left, right = pixels[rows[chunk, 0]], pixels[rows[chunk, 1]]
+        first, second = (
+            side.astype(np.float32) - side.mean(1, dtype=np.float32, keepdims=True) for side in (left, right)
+        )
+        norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+        correlations[chunk] = np.einsum("pd,pd->p", first, second) / np.maximum(norms, _MIN_NORM)
+    return correlations
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def suggest_groups(images: ImageSet) -> NameGroups | None:
 
 
 def _group_patterns(images: ImageSet) -> tuple[str, str]:
-    """Return the patterns of groups within folders, and across folders; splits and shards are no part of a name."""
+    """Return the patterns of groups within folders, and across folders; names exclude splits and shards."""
     begin, ending, keys = "^", _ENDING_PATTERN, list(images.keys)
     if all(".tar/" in key for key in keys):
         begin, keys = r"\.tar/", [key.partition(".tar/")[2] for key in keys]
