@@ -9,12 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from paucal.data.decoded.in_memory import InMemoryStore
-from paucal.data.decoded.on_disk import MappedStore
 from paucal.data.images import UNKNOWN, ImageSet, Targets
 from paucal.data.maps.reader import list_map_classes
 from paucal.data.randomness import derive_seed, preserve_generators, reseed
-from paucal.data.stores import ConvertedStore, NestedStore, Store
+from paucal.data.stores import ConvertedStore, DecodedCopies, NestedStore, Store
 from paucal.data.views.transforms import BatchTransform, Pixels, ViewTransform
 from paucal.types import Batch
 
@@ -111,13 +109,11 @@ def decoded_pixels(store: Store, index: int) -> NDArray[np.uint8] | None:
     """Return the (H, W, C) pixels of a decoded image without copying them; None if the store has no decoded images."""
     while isinstance(store, NestedStore) and not isinstance(store, ConvertedStore):  # conversion changes the pixels
         store, index = store.locate(index)
-    if isinstance(store, MappedStore):
-        return store.entry.view(index)
-    return store.view(index) if isinstance(store, InMemoryStore) else None
+    return store.view(index) if isinstance(store, DecodedCopies) else None
 
 
 def as_label(target: NDArray[np.integer] | np.integer) -> int | Tensor:
-    """Return a class number as int, or a multi-hot row as (K,) float32 with NaN (unknown), which mixing keeps."""
+    """Return a class number as int, or a multi-hot row as (K,) float32, in which NaN means unknown."""
     if not target.ndim:
         return int(target)
     row = torch.from_numpy(np.asarray(target)).float()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.channels.decoding import check_image, convert_image, decode_image, image_shape, reduce_size
-from paucal.data.channels.pixels import RGB
+from paucal.data.channels.pixels import RGB, image_from_pixels
 from paucal.data.decode import DEFAULT_DECODE_OPTIONS, DecodeOptions, ImageSource, wrap_decoding_errors
 
 
@@ -55,13 +55,24 @@ class NestedStore(ABC):
         store.check(position)
 
 
-class DecodedCopies:
+class DecodedCopies(ABC):
     """A store of decoded, possibly smaller copies of another store's images."""
 
     def __init__(self, original: Store | None) -> None:
         self.original = original
 
-    def check(self, index: int) -> None:
+    @abstractmethod
+    def view(self, index: int) -> NDArray[np.uint8] | None:
+        """Return the (H, W, C) pixels of an image without copying them; None if they no longer exist."""
+
+    def read(self, index: int) -> Image.Image:
+        """Return the decoded image as a copy, or else the original image."""
+        if (view := self.view(index)) is not None:
+            return image_from_pixels(view)
+        assert self.original is not None
+        return self.original.read(index)
+
+    def check(self, index: int) -> None:  # noqa: B027
         """Do nothing, since decoded copies are readable."""
 
     def digest(self, index: int) -> bytes | None:

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
-from paucal.data.channels.pixels import RGB, image_from_pixels, pixels_of
+from paucal.data.channels.pixels import RGB, pixels_of
 from paucal.data.decoded.on_disk import CacheFullError
 from paucal.data.images import ImageSet
 from paucal.data.processes import start_method
@@ -41,10 +40,6 @@ class InMemoryStore(DecodedCopies):
 
     def __len__(self) -> int:
         return len(self.offsets)
-
-    def read(self, index: int) -> Image.Image:
-        """Return a copy of the image."""
-        return image_from_pixels(self.view(index))
 
     def size(self, index: int) -> tuple[int, int]:
         """Return the (height, width) of the original image."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.channels.pixels import RGB, image_from_pixels, moments_of, pixels_of
+from paucal.data.channels.pixels import RGB, moments_of, pixels_of
 from paucal.data.decoded.cache_folder import DIGESTS_SUFFIX, INDEX_SUFFIX, PIXELS_SUFFIX, UNFINISHED_SUFFIX
 from paucal.data.stores import DecodedCopies, FileStamp, Store
 
@@ -91,12 +91,9 @@ class MappedStore(DecodedCopies):
     def __len__(self) -> int:
         return len(self.entry.table)
 
-    def read(self, index: int) -> Image.Image:
-        """Return a copy of the image."""
-        if (view := self.entry.view(index)) is not None:
-            return image_from_pixels(view)
-        assert self.original is not None
-        return self.original.read(index)
+    def view(self, index: int) -> NDArray[np.uint8] | None:
+        """Return the (H, W, C) pixels of an image without copying them; None if the file was removed or replaced."""
+        return self.entry.view(index)
 
     def size(self, index: int) -> tuple[int, int]:
         """Return the (height, width) of the original image, which may be larger than the stored image."""

@@ -117,7 +117,14 @@ class _PreparationPass:
         return readable_set, names
 
     def _store_images(self) -> None:
-        stored_images = _find_stored_images(self.folder, self.format_key)
+        # The entry and the row of each image that is stored in this format, by the digest of the original image.
+        stored_images: dict[bytes, tuple[MappedEntry, int]] = {}
+        for index in self.folder.glob(f"*{INDEX_SUFFIX}"):
+            stored = None if index.name.endswith(f"{DIGESTS_SUFFIX}{INDEX_SUFFIX}") else read_table(index)
+            if stored is None or stored[1] != self.format_key:
+                continue
+            if (entry := open_entry(self.folder, index.name.removesuffix(INDEX_SUFFIX))) is not None:
+                stored_images |= {digest.tobytes(): (entry, row) for row, digest in enumerate(entry.table["digests"])}
         channels = self.converted_set.decode_options.channels
         with EntryWriter(self.folder, len(self.locations), self.max_bytes, channels) as writer:
             store_image = partial(self._store_image, writer=writer, stored_images=stored_images)
@@ -174,18 +181,6 @@ class _PreparationPass:
         digest = hashlib.blake2b(self.format_key.encode(), digest_size=20)
         digest.update(self.digests[self._readable_positions()].tobytes())
         return digest.hexdigest()
-
-
-def _find_stored_images(folder: Path, format_key: str) -> dict[bytes, tuple[MappedEntry, int]]:
-    """Return the cache entry and the row of each stored image in this format, by the digest of the original image."""
-    locations: dict[bytes, tuple[MappedEntry, int]] = {}
-    for index in folder.glob(f"*{INDEX_SUFFIX}"):
-        stored = None if index.name.endswith(f"{DIGESTS_SUFFIX}{INDEX_SUFFIX}") else read_table(index)
-        if stored is None or stored[1] != format_key:
-            continue
-        if (entry := open_entry(folder, index.name.removesuffix(INDEX_SUFFIX))) is not None:
-            locations |= {digest.tobytes(): (entry, row) for row, digest in enumerate(entry.table["digests"])}
-    return locations
 
 
 def _read_encoded_image(store: EncodedStore, index: int) -> bytes | Path:
