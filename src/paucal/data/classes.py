@@ -108,30 +108,23 @@ def with_plain_classes(images: ImageSet) -> ImageSet:
         # If columns are joined, a known label takes precedence over an unknown label.
         for old_column, new_column in enumerate(new_labels[:-1]):
             multi_hot[:, new_column] = np.maximum(multi_hot[:, new_column], images.multi_hot[:, old_column])
+    raw_names: dict[str, list[str]] = {}
+    for name, plain in plain_by_name.items():
+        raw_names.setdefault(plain, []).append(name)
+    notes = list(images.notes)
+    if joined_names := [repr(plain) for plain, spellings in raw_names.items() if len(spellings) > 1]:
+        spellings_text = counted(len(joined_names), "class has", "classes have")
+        notes.append(f"{spellings_text} several spellings, which were joined ({join_first_few(joined_names)})")
+    if recoded_names := [repr(plain) for name, plain in plain_by_name.items() if _SURROGATE.search(name)]:
+        recoded = join_first_few(recoded_names)
+        notes.append(f"class names that are not UTF-8 were read as {recoded}: rename these classes if that is wrong")
     return replace(
         images,
         classes=tuple(classes),
         labels=new_labels[images.labels],
         multi_hot=multi_hot,
-        notes=(*images.notes, *_notes_on_names(plain_by_name)),
+        notes=tuple(notes),
     )
-
-
-def _notes_on_names(plain_by_name: dict[str, str]) -> list[str]:
-    """Return notes on joined classes and on names that are not UTF-8, given the result of `plain_names`."""
-    raw_names: dict[str, list[str]] = {}
-    for name, new in plain_by_name.items():
-        raw_names.setdefault(new, []).append(name)
-    joined_names = [repr(name) for name, spellings in raw_names.items() if len(spellings) > 1]
-    recoded_names = [repr(new) for name, new in plain_by_name.items() if _SURROGATE.search(name)]
-    notes = []
-    if joined_names:
-        spellings = counted(len(joined_names), "class has", "classes have")
-        notes.append(f"{spellings} several spellings, which were joined ({join_first_few(joined_names)})")
-    if recoded_names:
-        recoded = join_first_few(recoded_names)
-        notes.append(f"class names that are not UTF-8 were read as {recoded}: rename these classes if that is wrong")
-    return notes
 
 
 def alike_names(names: Iterable[str]) -> list[list[str]]:

@@ -23,7 +23,7 @@ class Hints:
 
     flip: bool = True  # whether a mirrored image has the same meaning (not true for digits)
     image_size: int | None = None  # side in pixels that suits the images; None if unknown
-    epochs: int | None = None  # number of epochs for a first impression; None if unknown
+    epochs: int | None = None  # number of epochs of a short first run; None if unknown
     # Training images per class that papers use for a set without an official split, with all others as test images.
     train_per_class: int | None = None
     official_split_advice: str = ""  # how to get the official split if it is missing

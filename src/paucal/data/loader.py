@@ -40,7 +40,10 @@ class WorkerLoader(DataLoader[Sample]):
         try:
             return super().__iter__()
         except (OSError, RuntimeError, MemoryError) as problem:
-            if self.num_workers == 0 or not _is_resource_limit(problem):
+            is_resource_limit = not isinstance(problem, OSError) or problem.errno in _RESOURCE_ERRORS
+            if isinstance(problem, RuntimeError):
+                is_resource_limit = "can't start new thread" in str(problem)  # Python's message
+            if self.num_workers == 0 or not is_resource_limit:
                 raise
             _terminate_workers(problem)
             reason = getattr(problem, "strerror", None) or str(problem)
@@ -130,12 +133,6 @@ class _OrderedBatches(Sampler[list[SampleKey]]):
         for first in range(0, len(self._positions), self._size):
             positions = self._positions[first : first + self._size].tolist()
             yield [SampleKey(self._epoch, position) for position in positions]
-
-
-def _is_resource_limit(problem: BaseException) -> bool:
-    if isinstance(problem, RuntimeError):
-        return "can't start new thread" in str(problem)  # Python's message
-    return not isinstance(problem, OSError) or problem.errno in _RESOURCE_ERRORS
 
 
 def _terminate_workers(problem: BaseException) -> None:

@@ -67,6 +67,11 @@ class StepSampler(Sampler[list[SampleKey]]):
         per_epoch = self.accumulate * steps_per_epoch(len(self.indices), self._global_batch * self.accumulate)
         epoch, batch_offsets = self.start // per_epoch, self.rank * self.batch_size + np.arange(self.batch_size)
         order, earlier_draws = self._epoch_order(epoch)
+        # The highest repeat number of an epoch occurs in its last draws.
+        count = len(self.indices)
+        n_draws = max(count, self._global_batch * self.accumulate)
+        last = np.arange(max(0, n_draws - self.repeats), n_draws)
+        max_repeats = int((last // self.repeats // count * self.repeats + last % self.repeats).max())
         for step in range(self.start, self.steps):
             if step // per_epoch != epoch:
                 epoch = step // per_epoch
@@ -74,8 +79,14 @@ class StepSampler(Sampler[list[SampleKey]]):
             first = step % per_epoch * self._global_batch
             if self.on_pass is not None and isinstance(order, StreamOrder):
                 self.on_pass(order, first // self.repeats % len(order))
-            images, repeats = self._images_of_draws(order, earlier_draws, first + batch_offsets)
-            yield [SampleKey(epoch, *pair) for pair in zip(images.tolist(), repeats.tolist(), strict=True)]
+            # Draw d of an epoch is image d // repeats, modulo the number of images.
+            draws = first + batch_offsets
+            rounds, positions = np.divmod(draws // self.repeats, count)
+            repeats = rounds * self.repeats + draws % self.repeats  # higher once the draws start over
+            if earlier_draws is not None:
+                repeats = repeats + earlier_draws[positions] * (max_repeats + 1)
+            pairs = zip(self.indices[order[positions]].tolist(), repeats.tolist(), strict=True)
+            yield [SampleKey(epoch, *pair) for pair in pairs]
 
     def _epoch_order(self, epoch: int) -> tuple[NDArray[np.int64] | StreamOrder, NDArray[np.int64] | None]:
         """Return the order of an epoch and, if balanced, how often the image of each draw was drawn before."""
@@ -87,21 +98,6 @@ class StepSampler(Sampler[list[SampleKey]]):
         if self.stream is not None:
             return self.stream.order(seed), None
         return np.random.default_rng(seed).permutation(len(self.indices)), None
-
-    def _images_of_draws(
-        self, order: NDArray[np.int64] | StreamOrder, earlier_draws: NDArray[np.int64] | None, draws: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the image position and the repeat number of each draw of an epoch; draw d is image d // repeats."""
-        count = len(self.indices)
-        rounds, positions = np.divmod(draws // self.repeats, count)
-        repeats = rounds * self.repeats + draws % self.repeats  # higher once the draws start over after the last image
-        if earlier_draws is not None:
-            n_draws = max(count, self._global_batch * self.accumulate)
-            # The highest repeat number of an epoch occurs in its last draws.
-            last = np.arange(max(0, n_draws - self.repeats), n_draws)
-            max_repeats = int((last // self.repeats // count * self.repeats + last % self.repeats).max())
-            repeats = repeats + earlier_draws[positions] * (max_repeats + 1)
-        return self.indices[order[positions]], repeats
 
     @property
     def _global_batch(self) -> int:

@@ -4,6 +4,7 @@ import io
 import math
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -141,21 +142,16 @@ def _sample_high_bit_images(images: ImageSet, channels: int) -> Iterator[Sampled
             continue
         flat = values.reshape(-1) if values.ndim == 2 or channels == RGB else values.reshape(-1, channels)
         spaced: NDArray[np.float64] = flat[:: max(1, len(flat) // _MAX_IMAGE_VALUES)].astype(np.float64)
-        yield SampledValues(spaced, read_nodata_value(store.source(position)))
+        source, nodata_value = store.source(position), None
+        if is_tiff(source):
+            file = io.BytesIO(source) if isinstance(source, bytes) else source
+            # An exception means that Pillow does not support the channels, or that the tag is missing or no number.
+            with suppress(Exception), Image.open(file, formats=("TIFF",)) as image:
+                nodata_value = float(str(getattr(image, "tag_v2", {}).get(_NO_DATA_TAG)).strip("\0 "))
+        yield SampledValues(spaced, nodata_value)
         count += 1
         if count == _MAX_RANGE_IMAGES:
             return
-
-
-def read_nodata_value(source: ImageSource) -> float | None:
-    """Return the no-data value that a TIFF file declares in a tag; None if the file has no such tag."""
-    if not is_tiff(source):
-        return None
-    try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=("TIFF",)) as image:
-            return float(str(getattr(image, "tag_v2", {}).get(_NO_DATA_TAG)).strip("\0 "))
-    except Exception:  # Pillow does not support the channels, or the tag is not a number
-        return None
 
 
 def remove_nodata_values(sampled: Sequence[SampledValues]) -> tuple[NDArray[np.float64], list[str]]:

@@ -141,7 +141,15 @@ def high_bit_values(image: Image.Image, keep_alpha: bool = False) -> NDArray[np.
     file.seek(0)
     encoded = file.read()
     if isinstance(image, TiffImageFile):
-        values = _turn_upright(_decode_tiff(encoded), image.tag_v2.get(_ORIENTATION_TAG))
+        with open_tiff(encoded, "16-bit colours") as tiff:
+            page = tiff.pages[0]
+            values = page.asarray()
+            is_planar = values.ndim == 3 and values.shape[0] in (3, 4) and page.axes.startswith("S")
+        values = np.moveaxis(values, 0, 2) if is_planar else values
+        # Pillow applies the orientation tag on decoding.
+        orientation = image.tag_v2.get(_ORIENTATION_TAG)
+        values = values.swapaxes(0, 1) if orientation in (5, 6, 7, 8) else values
+        values = values[:: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]
     else:
         values = _decode_png(encoded)
     if values.shape[:2] != (image.height, image.width):
@@ -192,12 +200,6 @@ def _has_16_bit_colours(image: Image.Image) -> bool:
     return image.format == "PNG" and ";16" in str(tiles[0][3])
 
 
-def _turn_upright(values: NDArray[np.generic], orientation: object) -> NDArray[np.generic]:
-    """Apply the orientation tag of a TIFF to its (H, W, ...) values, as Pillow does on decoding."""
-    transposed = values.swapaxes(0, 1) if orientation in (5, 6, 7, 8) else values
-    return transposed[:: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]
-
-
 def _decode_png(encoded: bytes) -> NDArray[np.generic]:
     # Imported here, because importing these modules takes seconds and few images need them.
     import torch
@@ -208,11 +210,3 @@ def _decode_png(encoded: bytes) -> NDArray[np.generic]:
     except RuntimeError as problem:
         raise ValueError(first_line(problem)) from None
     return pixels.permute(1, 2, 0).numpy()
-
-
-def _decode_tiff(encoded: bytes) -> NDArray[np.generic]:
-    with open_tiff(encoded, "16-bit colours") as file:
-        page = file.pages[0]
-        values = page.asarray()
-        is_planar = values.ndim == 3 and values.shape[0] in (3, 4) and page.axes.startswith("S")
-    return np.moveaxis(values, 0, 2) if is_planar else values

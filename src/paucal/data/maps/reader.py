@@ -84,19 +84,21 @@ class LabelMaps:
                     f"--labels: {images.keys[position]!r} has changed since its label map was made: run 'paucal label' "
                     "again."
                 )
-        self._check_classes(rows[positions])
-        covered = _square_fractions(images, positions) if self.facts.covered == "square" else None
-        return MapReader(self.folder, rows, class_numbers, covered, has_other_classes)
-
-    def _check_classes(self, rows: NDArray[np.int64]) -> None:
-        for begin in range(0, len(rows), 1024):
-            indices = self._indices[rows[begin : begin + 1024]]
+        for begin in range(0, len(positions), 1024):
+            indices = self._indices[rows[positions[begin : begin + 1024]]]
             lowest, highest = int(indices.min()), int(indices.max())
             if lowest < 0 or highest >= len(self.facts.classes):
                 raise UserError(
                     f"the label maps in {str(self.folder)!r} refer to class {lowest if lowest < 0 else highest}, but "
                     f"there are {len(self.facts.classes)} classes: the maps are damaged; make the maps again."
                 )
+        covered = None
+        if self.facts.covered == "square":
+            covered = np.ones((len(images), 2), dtype=np.float32)
+            for position in positions.tolist():
+                height, width = images.store.size(position)
+                covered[position] = min(height, width) / np.array([width, height])
+        return MapReader(self.folder, rows, class_numbers, covered, has_other_classes)
 
 
 @dataclass(eq=False)
@@ -148,15 +150,6 @@ def list_map_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
     max_classes = max(len(classes) for classes, _ in pairs)
     padded = [functional.pad(classes, (0, max_classes - len(classes)), value=-1) for classes, _ in pairs]
     return torch.stack(padded), torch.stack([slots for _, slots in pairs])
-
-
-def _square_fractions(images: ImageSet, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the (N, 2) fractions of the sides that the central squares cover; 1 for images not at `positions`."""
-    fractions = np.ones((len(images), 2), dtype=np.float32)
-    for position in positions.tolist():
-        height, width = images.store.size(position)
-        fractions[position] = min(height, width) / np.array([width, height])
-    return fractions
 
 
 def _match_classes(facts: LabelMapMetadata, images: ImageSet) -> NDArray[np.int64]:

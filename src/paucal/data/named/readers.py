@@ -72,10 +72,15 @@ def images_of_files(
 def read_fer2013(root: Path, key_prefix: str, usage: str) -> PortionImages:
     """Read the rows of FER2013's `fer2013.csv` whose column "Usage" contains `usage`, such as "Training"."""
     with _require_small(root / "fer2013" / "fer2013.csv").open(newline="", encoding="utf-8") as file:
-        rows = (row for row in csv.DictReader(file) if row["Usage"] == usage)
-        faces = [(int(row["emotion"]), _parse_face(row["pixels"])) for row in rows]
-    pixels = np.asarray([face for _, face in faces], dtype=np.uint8).reshape(-1, FACE_SIDE, FACE_SIDE)
-    return images_of_array(pixels, [label for label, _ in faces], EMOTIONS, key_prefix)
+        labels, faces = [], []
+        for row in csv.DictReader(file):
+            if row["Usage"] == usage:
+                labels.append(int(row["emotion"]))
+                faces.append(bytes(map(int, row["pixels"].split())))  # a ValueError for numbers outside of 0 to 255
+                if len(faces[-1]) != FACE_SIDE * FACE_SIDE:
+                    raise ValueError(f"a face has {len(faces[-1])} grey values, expected {FACE_SIDE * FACE_SIDE}")
+    pixels = np.frombuffer(b"".join(faces), dtype=np.uint8).reshape(-1, FACE_SIDE, FACE_SIDE)
+    return images_of_array(pixels, labels, EMOTIONS, key_prefix)
 
 
 def read_ucf101(root: Path, _: str, split: str) -> PortionImages:
@@ -108,8 +113,17 @@ def read_webvision(
     """
     classes = _read_classes(root / "info" / SYNSETS_NAME)
     rows: dict[tuple[str, int], None] = {}
-    if (root / folder).is_dir():
-        rows = dict.fromkeys(_read_paths(root / "info" / file, labelled, len(classes)))
+    list_file = root / "info" / file
+    for number, (path, class_text) in read_list(list_file, labelled).rows if (root / folder).is_dir() else ():
+        if leads_out(path):
+            raise UserError(
+                f"line {number} of {list_file} leads out of the folder of the images ({path[:80]!r}); "
+                "list paths relative to that folder."
+            )
+        if int(class_text) >= len(classes):
+            expected = f"expected a class from 0 to {len(classes) - 1}"
+            raise UserError(f"line {number} of {list_file} has the class {class_text}; {expected}.")
+        rows[path, int(class_text)] = None
     keys = [f"{folder}/{path}" if paths_in_folder else path for path, _ in rows]
     return PortionImages(FileStore(root, keys), keys, np.asarray([label for _, label in rows], dtype=np.int64), classes)
 
@@ -121,22 +135,6 @@ def read_open_images(root: Path, _: str) -> PortionImages:
     return PortionImages(FileStore(root, keys), keys, np.full(len(keys), -1, dtype=np.int64), ())
 
 
-def _read_paths(file: Path, labelled: bool, n_classes: int) -> list[tuple[str, int]]:
-    """Return the paths and class numbers (-1 if not `labelled`) in a list file; raise a UserError for invalid lines."""
-    rows = []
-    for number, (path, class_text) in read_list(file, labelled).rows:
-        if leads_out(path):
-            raise UserError(
-                f"line {number} of {file} leads out of the folder of the images ({path[:80]!r}); "
-                "list paths relative to that folder."
-            )
-        if int(class_text) >= n_classes:
-            expected = f"expected a class from 0 to {n_classes - 1}"
-            raise UserError(f"line {number} of {file} has the class {class_text}; {expected}.")
-        rows.append((path, int(class_text)))
-    return rows
-
-
 def _read_classes(path: Path) -> tuple[str, ...]:
     """Return the WordNet ids in the lines of a file; if the file does not exist, return the class numbers as text."""
     if not path.exists():
@@ -145,14 +143,6 @@ def _read_classes(path: Path) -> tuple[str, ...]:
     if not names or len(names) > N_WEBVISION_CLASSES:
         raise ValueError(f"info/{SYNSETS_NAME} names {len(names)} classes, expected {N_WEBVISION_CLASSES}")
     return names
-
-
-def _parse_face(text: str) -> np.ndarray:
-    """Return the (48, 48) uint8 image that FER2013 stores as a text of grey values separated by spaces."""
-    grey_values = bytes(map(int, text.split()))  # raises a ValueError for numbers outside of 0 to 255
-    if len(grey_values) != FACE_SIDE * FACE_SIDE:
-        raise ValueError(f"a face has {len(grey_values)} grey values, expected {FACE_SIDE * FACE_SIDE}")
-    return np.frombuffer(grey_values, dtype=np.uint8).reshape(FACE_SIDE, FACE_SIDE)
 
 
 def _read_lines(path: Path) -> list[str]:

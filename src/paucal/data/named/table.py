@@ -32,12 +32,12 @@ class PartitionLists:
     """List files that define an official partition of a data set; each file lists the images of one split."""
 
     title: str
-    files: Mapping[str, str]
-    counts: Mapping[str, int]
+    files: Mapping[str, str]  # name of the list file of each split
+    counts: Mapping[str, int]  # published number of images of each split
     archive: str  # official archive of the lists, for messages
     folders: tuple[str, ...]  # folders that are searched for the lists; the first is recommended
     prefix: str  # text that is put before a line of a list to get the path of an image from the root
-    example: str
+    example: str  # line of a list, for messages
 
 
 @dataclass(frozen=True)

@@ -126,9 +126,8 @@ class RemoteShardFolder:
         return target
 
     def _copy(self, name: str, max_bytes: int, target: IO[bytes]) -> bool:
-        files, root = self._storage()
+        files, path = self._storage(require_safe_name(self.location, name))
         try:
-            path = f"{root.rstrip('/')}/{require_safe_name(self.location, name)}"
             with files.open(path, "rb", block_size=_BLOCK_BYTES) as file:  # the default block size of s3fs is 50 MiB
                 while block := file.read(min(_BLOCK_BYTES, max_bytes + 1 - target.tell())):
                     target.write(block)
@@ -174,14 +173,14 @@ class RemoteShardFolder:
         target = self._cache_path(shard)
         if _is_complete(target, shard.size):
             return target.open("rb")
-        files, root = self._storage()
-        return files.open(f"{root.rstrip('/')}/{shard.name}", "rb")
+        files, path = self._storage(shard.name)
+        return files.open(path, "rb")
 
     def find_file(self, name: str) -> Shard:
         """Return the shard with a name; the storage need not be able to list files."""
-        files, root = self._storage()
+        files, path = self._storage(require_safe_name(self.location, name))
         try:
-            entry = files.info(f"{root.rstrip('/')}/{require_safe_name(self.location, name)}")
+            entry = files.info(path)
         except FileNotFoundError:
             raise UserError(f"{self.location}/{name} does not exist; check the address.") from None
         except Exception as problem:  # each storage library raises different exceptions
@@ -242,8 +241,8 @@ class RemoteShardFolder:
         size = target.stat().st_size
         if size == shard.size:
             return
-        files, root = self._storage()
-        remote_size = files.info(f"{root.rstrip('/')}/{shard.name}").get("size")
+        files, path = self._storage(shard.name)
+        remote_size = files.info(path).get("size")
         if remote_size == shard.size:
             raise ConnectionError(f"{size} of {shard.size} bytes arrived")
         raise UnreadableImage(
@@ -252,15 +251,16 @@ class RemoteShardFolder:
         )
 
     def _download(self, name: str, target: Path) -> None:
-        files, root = self._storage()
-        files.get_file(f"{root.rstrip('/')}/{name}", str(target))
+        files, path = self._storage(name)
+        files.get_file(path, str(target))
 
-    def _storage(self) -> tuple[Any, str]:
-        """Return fsspec's file system, and the path of the folder in this file system."""
+    def _storage(self, name: str = "") -> tuple[Any, str]:
+        """Return fsspec's file system, and the path of a file of the folder, or of the folder itself, in it."""
         # Each process opens its own file system, since a forked process cannot use the file system of its parent.
         if self._opened is None or self._opened[0] != os.getpid():
             self._opened = os.getpid(), *open_storage(self.location)
-        return self._opened[1:]
+        _, files, root = self._opened
+        return files, f"{root.rstrip('/')}/{name}" if name else root
 
 
 ShardFolder = LocalShardFolder | RemoteShardFolder

@@ -85,7 +85,7 @@ class DinoCrop:
 
 
 class FitThenTransform:
-    """Gives an image the aspect ratio of a view of `size` before a transform crops it; maps to the original image."""
+    """Gives an image the aspect ratio of a view of `size` before a transform crops it."""
 
     def __init__(self, transform: ViewTransform, size: Size, resize: Resize, normalisation: Normalisation) -> None:
         self.transform, self.size, self.normalisation = transform, size, normalisation

@@ -19,7 +19,6 @@ _LETTER_WIDTH = 6  # width of an average letter in pixels, in Pillow's default f
 _MIN_CLASS_WEIGHT = 0.005  # captions leave out classes of a mixed label with a smaller weight (from 0 to 1)
 MAX_CROP_SHEET_IMAGES = 6  # maximum number of images on a sheet of crops
 GROUP_GAP = 16  # distance between crops of different sizes in pixels
-TileBox = tuple[int, int, int, int]  # (left, top, width, height) in pixels
 
 
 def draw_sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) -> Image.Image:
@@ -68,22 +67,18 @@ def draw_crop_sheet(batch: Batch, normalisation: Normalisation) -> Image.Image:
     """Draw the crops of up to 6 images of a batch, with a row for each image."""
     n_images = min(MAX_CROP_SHEET_IMAGES, len(batch))
     views = [normalisation.to_display(view[:n_images].detach().float().cpu()) for view in batch.views]
-    boxes, width, height = _layout_crops([(view.shape[-2], view.shape[-1]) for view in views])
-    page = Image.new("RGB", (width, n_images * (height + _GAP) + _GAP), "white")
-    for row in range(n_images):
-        for view, (left, top, tile_width, tile_height) in zip(views, boxes, strict=True):
-            tile = to_pil_image(view[row]).resize((tile_width, tile_height), Image.Resampling.NEAREST)
-            page.paste(tile, (left, top + row * (height + _GAP)))
-    return page
-
-
-def _layout_crops(sizes: list[tuple[int, int]]) -> tuple[list[TileBox], int, int]:
-    """Return the box of each crop in the first row, the width of the page, and the height of a row, in pixels."""
+    sizes = [(view.shape[-2], view.shape[-1]) for view in views]
     zoom = max(1, math.ceil(_MIN_TILE_SIDE / max(min(size) for size in sizes)))
-    boxes: list[TileBox] = []
-    left, previous = _GAP, sizes[0]
-    for height, width in sizes:
-        left += GROUP_GAP - _GAP if (height, width) != previous else 0
-        boxes.append((left, _GAP, width * zoom, height * zoom))
-        left, previous = left + width * zoom + _GAP, (height, width)
-    return boxes, left, max(tile_height for _, _, _, tile_height in boxes)
+    boxes: list[tuple[int, int, int]] = []  # (left, width, height) of each tile of a row in pixels
+    page_width, previous = _GAP, sizes[0]
+    for size in sizes:
+        left = page_width + (GROUP_GAP - _GAP if size != previous else 0)
+        boxes.append((left, size[1] * zoom, size[0] * zoom))
+        page_width, previous = left + size[1] * zoom + _GAP, size
+    height = max(tile_height for _, _, tile_height in boxes)
+    page = Image.new("RGB", (page_width, n_images * (height + _GAP) + _GAP), "white")
+    for row in range(n_images):
+        for view, (left, tile_width, tile_height) in zip(views, boxes, strict=True):
+            tile = to_pil_image(view[row]).resize((tile_width, tile_height), Image.Resampling.NEAREST)
+            page.paste(tile, (left, _GAP + row * (height + _GAP)))
+    return page

@@ -93,7 +93,22 @@ class TrainTransform:
         image, factors = match_aspect_ratio(
             image, self.size, self.resize, self.normalisation, self.augmentation.interpolation
         )
-        view, theta = self._augment_then_crop(image) if self._crops_last else self._crop_then_augment(image)
+        if self._crops_last:
+            to_image = torch.eye(3)
+            if self._draw_flip():
+                image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+                to_image[0, 0] = -1
+            if self._rand_augment_with_geometry is not None:
+                image, geometry = self._rand_augment_with_geometry(image)
+                to_image = to_image @ geometry
+            view, box = self._crop_view(image)
+            theta = to_image[:2] @ torch.cat((box, torch.tensor([[0.0, 0.0, 1.0]])))
+        else:
+            view, theta = self._crop_view(image)
+            if self._draw_flip():
+                view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+                theta[0, 0] = -theta[0, 0]
+            view = view if self._rand_augment is None else self._rand_augment(view)
         return self._erase(self.normalisation.apply(view)), theta * factors
 
     def can_transform_batch(self, pixels: Pixels) -> bool:
@@ -118,24 +133,6 @@ class TrainTransform:
                 view, mirrored[index] = view[:, ::-1], -1
             views[index], corners[index] = view, (left - padding, top - padding)
         return self.normalisation.apply_all(views), _crop_geometries(corners, mirrored, height, width)
-
-    def _crop_then_augment(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
-        view, theta = self._crop_view(image)
-        if self._draw_flip():
-            view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-            theta[0, 0] = -theta[0, 0]
-        return (view if self._rand_augment is None else self._rand_augment(view)), theta
-
-    def _augment_then_crop(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
-        theta = torch.eye(3)
-        if self._draw_flip():
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-            theta[0, 0] = -1
-        if self._rand_augment_with_geometry is not None:
-            image, geometry = self._rand_augment_with_geometry(image)
-            theta = theta @ geometry
-        view, box = self._crop_view(image)
-        return view, theta[:2] @ torch.cat((box, torch.tensor([[0.0, 0.0, 1.0]])))
 
     def _draw_flip(self) -> bool:
         return torch.rand(()).item() < self.augmentation.hflip
