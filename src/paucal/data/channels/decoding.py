@@ -4,8 +4,8 @@ Values of more than 8 bits are scaled to 8 bits with the value range of the set.
 have a range for each channel, since the channels may measure different quantities, such as reflectance and height.
 """
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,6 @@ from paucal.data.decode import (
     wrap_decoding_errors,
 )
 
-T = TypeVar("T")
 GREY, GREY_ALPHA, RGBA = 1, 2, 4  # numbers of channels
 MODES = {GREY: "L", GREY_ALPHA: "LA", RGBA: "RGBA"}  # Pillow's modes by number of channels
 
@@ -43,7 +42,8 @@ MODES = {GREY: "L", GREY_ALPHA: "LA", RGBA: "RGBA"}  # Pillow's modes by number 
 def decode_image(source: ImageSource, name: str, reading: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> Image.Image:
     """Decode an image to `reading.channels` channels: to a Pillow RGB image for 3, else to a `MultichannelImage`."""
     if reading.channels == RGB and not is_npy(source):
-        return _decode_or_report_channels(lambda: decode_rgb(source, name, reading), source)
+        with _report_channels(source):
+            return decode_rgb(source, name, reading)
     values = channel_values(source, name, reading.channels)
     with wrap_decoding_errors(name):
         return image_from_values(values, reading)
@@ -58,7 +58,8 @@ def image_shape(source: ImageSource, name: str) -> tuple[int, int]:
 def check_image(source: ImageSource, name: str, reading: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> None:
     """Raise `UnreadableImage` if an image cannot be decoded to its last byte; see `check_decodes`."""
     if reading.channels == RGB and not is_npy(source):
-        _decode_or_report_channels(lambda: check_decodes(source, name, reading), source)
+        with _report_channels(source):
+            check_decodes(source, name, reading)
     else:
         decode_image(source, name, reading)
 
@@ -186,10 +187,11 @@ def _pillow_image_values(image: Image.Image, channels: int) -> NDArray[np.generi
     return np.atleast_3d(np.asarray(upright.convert(MODES[channels])))
 
 
-def _decode_or_report_channels(decode: Callable[[], T], source: ImageSource) -> T:
-    """Call a decoder of RGB images; if it fails because a TIFF has more channels, report the number of channels."""
+@contextmanager
+def _report_channels(source: ImageSource) -> Iterator[None]:
+    """If a TIFF cannot be decoded to RGB in the `with` block because of more channels, report their number."""
     try:
-        return decode()
+        yield
     except UnreadableImage as problem:
         if not is_tiff(source):
             raise

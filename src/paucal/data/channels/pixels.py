@@ -151,7 +151,15 @@ def high_bit_values(image: Image.Image, keep_alpha: bool = False) -> NDArray[np.
         values = values.swapaxes(0, 1) if orientation in (5, 6, 7, 8) else values
         values = values[:: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]
     else:
-        values = _decode_png(encoded)
+        # Imported here, because importing these modules takes seconds and few images need them.
+        import torch
+        from torchvision.io import ImageReadMode, decode_png
+
+        try:
+            pixels = decode_png(torch.frombuffer(bytearray(encoded), dtype=torch.uint8), mode=ImageReadMode.UNCHANGED)
+        except RuntimeError as problem:
+            raise ValueError(first_line(problem)) from None
+        values = pixels.permute(1, 2, 0).numpy()
     if values.shape[:2] != (image.height, image.width):
         raise ValueError(
             f"the image has values of shape {values.shape}, but its header says {image.width} x {image.height} pixels"
@@ -198,15 +206,3 @@ def _has_16_bit_colours(image: Image.Image) -> bool:
     if isinstance(image, TiffImageFile):
         return max(image.tag_v2.get(_BITS_TAG, (8,))) > 8
     return image.format == "PNG" and ";16" in str(tiles[0][3])
-
-
-def _decode_png(encoded: bytes) -> NDArray[np.generic]:
-    # Imported here, because importing these modules takes seconds and few images need them.
-    import torch
-    from torchvision.io import ImageReadMode, decode_png
-
-    try:
-        pixels = decode_png(torch.frombuffer(bytearray(encoded), dtype=torch.uint8), mode=ImageReadMode.UNCHANGED)
-    except RuntimeError as problem:
-        raise ValueError(first_line(problem)) from None
-    return pixels.permute(1, 2, 0).numpy()

@@ -97,7 +97,8 @@ class _PreparationPass:
         max_bytes: int,
         progress: ReportProgress | None,
     ) -> None:
-        self.converted_set, self.folder, self.max_bytes, self.progress = converted_set, folder, max_bytes, progress
+        self.converted_set, self.folder, self.max_bytes = converted_set, folder, max_bytes
+        self.progress = progress or (lambda done, total: None)
         self.locations = [locate(image_set.store, index) for index in range(len(image_set))]
         self.stamps = [store.stamp(position) for store, position in self.locations if isinstance(store, EncodedStore)]
         self.format_key = f"{FORMAT} {PIL.__version__} {converted_set.decode_options}"
@@ -110,7 +111,7 @@ class _PreparationPass:
         """Return the prepared set, and the keys of the unreadable images that it leaves out."""
         if not (self.is_known.all() and self._open_entry()):
             self._store_images()
-        self._report(len(self.locations))
+        self.progress(len(self.locations), len(self.locations))
         readable_set, names = drop_unreadable(self.converted_set, self.error_by_index, on_bad)
         if (entry := self._open_entry()) is not None:
             readable_set = replace(readable_set, store=MappedStore(readable_set.store, entry))
@@ -129,7 +130,6 @@ class _PreparationPass:
         with EntryWriter(self.folder, len(self.locations), self.max_bytes, channels) as writer:
             store_image = partial(self._store_image, writer=writer, stored_images=stored_images)
             self._process(np.flatnonzero(~self.is_known), store_image)
-            readable = self._readable_positions()
             # An entry already exists if the set is a copy, or if all new images are unreadable.
             if not self._open_entry():
                 self._process(np.flatnonzero(self.is_known), store_image)
@@ -137,6 +137,7 @@ class _PreparationPass:
                 if len(readable):
                     writer.table["digests"][:] = self.digests
                     writer.finish(self._entry_key(), readable, self.format_key)
+        readable = self._readable_positions()
         self.stored_digests.remember([self.stamps[index] for index in readable], self.digests[readable])
         evict_entries(self.folder, kept_pixels_path=self.folder / f"{self._entry_key()}{PIXELS_SUFFIX}")
 
@@ -160,16 +161,13 @@ class _PreparationPass:
         writer.add(index, image, store.size(position) if may_be_reduced else (image.height, image.width))
 
     def _process(self, indices: NDArray[np.int64], process_image: Callable[[int], None]) -> None:
-        def report(done: int, _: int) -> None:
-            self._report(self.n_done + done)
-
-        problems = process_images(len(indices), lambda row: process_image(int(indices[row])), report)
+        problems = process_images(
+            len(indices),
+            lambda row: process_image(int(indices[row])),
+            lambda done, _: self.progress(self.n_done + done, len(self.locations)),
+        )
         self.error_by_index.update({int(indices[row]): problem for row, problem in problems.items()})
         self.n_done += len(indices)
-
-    def _report(self, done: int) -> None:
-        if self.progress is not None:
-            self.progress(done, len(self.locations))
 
     def _readable_positions(self) -> NDArray[np.int64]:
         return np.setdiff1d(np.arange(len(self.locations)), list(self.error_by_index))

@@ -111,7 +111,12 @@ def read_webvision(
     names are the WordNet ids in `info/synsets.txt`, if it exists. Without the `folder` of the images, the portion is
     empty. Paths are relative to `folder` if `paths_in_folder`, as for validation images, else to `root`.
     """
-    classes = _read_classes(root / "info" / SYNSETS_NAME)
+    synsets_file, classes = root / "info" / SYNSETS_NAME, tuple(map(str, range(N_WEBVISION_CLASSES)))
+    if synsets_file.exists():
+        lines = read_text(synsets_file, MAX_SYNSETS_BYTES).splitlines()
+        classes = tuple(line.split()[0] for line in lines if line.strip())
+        if not classes or len(classes) > N_WEBVISION_CLASSES:
+            raise ValueError(f"info/{SYNSETS_NAME} names {len(classes)} classes, expected {N_WEBVISION_CLASSES}")
     rows: dict[tuple[str, int], None] = {}
     list_file = root / "info" / file
     for number, (path, class_text) in read_list(list_file, labelled).rows if (root / folder).is_dir() else ():
@@ -133,16 +138,6 @@ def read_open_images(root: Path, _: str) -> PortionImages:
     folders = [name for name in OPEN_IMAGES_FOLDERS if (root / name).is_dir()]
     keys = [f"{name}/{path}" for name in folders for path in find_images(root / name)]
     return PortionImages(FileStore(root, keys), keys, np.full(len(keys), -1, dtype=np.int64), ())
-
-
-def _read_classes(path: Path) -> tuple[str, ...]:
-    """Return the WordNet ids in the lines of a file; if the file does not exist, return the class numbers as text."""
-    if not path.exists():
-        return tuple(map(str, range(N_WEBVISION_CLASSES)))
-    names = tuple(line.split()[0] for line in read_text(path, MAX_SYNSETS_BYTES).splitlines() if line.strip())
-    if not names or len(names) > N_WEBVISION_CLASSES:
-        raise ValueError(f"info/{SYNSETS_NAME} names {len(names)} classes, expected {N_WEBVISION_CLASSES}")
-    return names
 
 
 def _read_lines(path: Path) -> list[str]:

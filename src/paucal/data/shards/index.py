@@ -23,6 +23,7 @@ from paucal.wording import counted, join_first_few, was_or_were
 from paucal.writing import write_atomically
 
 INDEX_NAME = "paucal_index.npz"
+CLASSES_NAME = "classes.txt"  # file with a class name on each line, in label order
 FORMAT_VERSION = 1
 HEADER_BYTES = 512  # size of the header in front of the content of each tar member
 MAX_BYTES = 4 << 30  # maximum size of an index file

@@ -16,6 +16,7 @@ from paucal.data.decoded.cache_folder import SHARDS, usable_cache_folder
 from paucal.data.images import ImageSet
 from paucal.data.shards.folders import LocalShardFolder, RemoteShardFolder, ShardFolder
 from paucal.data.shards.index import (
+    CLASSES_NAME,
     HEADER_BYTES,
     INDEX_NAME,
     MAX_BYTES,
@@ -48,7 +49,6 @@ from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, was_or_were
 
 TAR_SUFFIX = ".tar"
-CLASSES_NAME = "classes.txt"
 _MAX_CLASSES_BYTES = 64 << 20  # maximum size of `classes.txt`
 _SKIP_ADVICE = ", or leave the shard out with --on-bad-image skip"
 _INSPECTED_ENTRIES = 64  # number of entries of a tar file or folder by which shards are recognised

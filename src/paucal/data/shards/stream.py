@@ -95,7 +95,7 @@ class StreamOrder:
         self._draw_shards_and_blocks()
 
     def _draw_shards_and_blocks(self) -> None:
-        """Draw the order of shards and blocks; `_positions` draws the windows later, with the same generator."""
+        """Draw the order of shards and blocks; `__getitem__` draws the windows later, with the same generator."""
         stream, self._generator = self._stream, np.random.default_rng(self._seed)
         n_shards, n_blocks = (int(numbers.max(initial=-1)) + 1 for numbers in (stream.shards, stream.blocks))
         shard_ranks, block_ranks = self._generator.permutation(n_shards), self._generator.permutation(n_blocks)
@@ -119,20 +119,17 @@ class StreamOrder:
         """Return the positions of the images at some indices of the order; ascending indices are the fastest."""
         windows, positions = indices // self.window, np.empty_like(indices)
         for number in dict.fromkeys(windows.tolist()):
+            # The windows are drawn one after the other, and drawn again from the first to return to an earlier window.
+            if number < self._n_drawn - 1:
+                self._draw_shards_and_blocks()
+            while self._n_drawn <= number:
+                window = np.arange(self._n_drawn * self.window, min((self._n_drawn + 1) * self.window, len(self)))
+                self._last_window = window + self._offsets[np.searchsorted(self._run_ends, window, side="right")]
+                self._generator.shuffle(self._last_window)
+                self._n_drawn += 1
             is_in_window = windows == number
-            positions[is_in_window] = self._positions(number)[indices[is_in_window] - number * self.window]
+            positions[is_in_window] = self._last_window[indices[is_in_window] - number * self.window]
         return positions
-
-    def _positions(self, number: int) -> NDArray[np.int64]:
-        """Return the shuffled positions of the images in a window; all earlier windows are drawn first."""
-        if number < self._n_drawn - 1:
-            self._draw_shards_and_blocks()
-        while self._n_drawn <= number:
-            indices = np.arange(self._n_drawn * self.window, min((self._n_drawn + 1) * self.window, len(self)))
-            self._last_window = indices + self._offsets[np.searchsorted(self._run_ends, indices, side="right")]
-            self._generator.shuffle(self._last_window)
-            self._n_drawn += 1
-        return self._last_window
 
 
 def is_streamed(count: int, n_bytes: int) -> bool:

@@ -22,7 +22,15 @@ from paucal.data.channels.arrays import is_npy, is_tiff
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import UNKNOWN, ImageSet
 from paucal.data.randomness import derive_seed
-from paucal.data.shards.index import HEADER_BYTES, INDEX_NAME, Shard, ShardIndex, compact_labels, spans_from_counts
+from paucal.data.shards.index import (
+    CLASSES_NAME,
+    HEADER_BYTES,
+    INDEX_NAME,
+    Shard,
+    ShardIndex,
+    compact_labels,
+    spans_from_counts,
+)
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.stores import EncodedStore, locate
 from paucal.data.string_arrays import StringArray, take_strings
@@ -33,7 +41,6 @@ from paucal.wording import counted
 ShardFormat = Literal["tar", "parquet"]
 Label = int | list[int]  # class number of an image, or class numbers in a multi-label set
 
-CLASSES_NAME = "classes.txt"
 _CHUNK_IMAGES = 256  # number of images that are read and checked together
 _MAX_THREADS = 16  # maximum number of threads that read and check images
 _MAX_NAME_LENGTH = 60  # maximum number of characters of a key in a file name; a tar header has space for 100 characters

@@ -32,7 +32,7 @@ _OUTSIDE_PATH = re.compile(r"/|[A-Za-z]:|(?:.*/)?\.\.(?:/|$)|[^\0]*\0", re.DOTAL
 UPLOAD_PREFIX = re.compile(r"[0-9a-f]{8}-(?=.)")
 _LABEL_STUDIO_URL = re.compile(r"/data/(?:upload/\d+/|local-files/\?d=)")
 _SAMPLED_ROWS = 32  # rows whose images are looked up to find the folder that the paths are relative to
-_MAX_SHOWN = 80  # maximum number of characters of a path in a message
+MAX_SHOWN = 80  # maximum number of characters of a path, cell or name in a message
 
 
 class ListedImage(NamedTuple):
@@ -81,7 +81,7 @@ def locate_images(listed_images: Sequence[ListedImage], root: Path | None) -> Lo
             files = finder.find(path)
             if len(files) > 1:
                 raise UserError(
-                    f"{row.path[:_MAX_SHOWN]!r} in line {row.line} of {row.file} matches {files[0]} and {files[1]}: "
+                    f"{row.path[:MAX_SHOWN]!r} in line {row.line} of {row.file} matches {files[0]} and {files[1]}: "
                     "give the exact name of one of these files."
                 )
             folders[index], keys[index] = finder.root, files[0] if files else path
@@ -152,7 +152,7 @@ def _choose_folder(
     if best is not None:
         return best, ""
     if url := next((row for row in rows if _URL.match(row.path)), None):
-        url_text = url.path[:_MAX_SHOWN].replace(":/", "://", 1)
+        url_text = url.path[:MAX_SHOWN].replace(":/", "://", 1)
         raise UserError(
             f"line {url.line} of {url.file} has the URL {url_text!r}: download the images, and replace the URLs by "
             "paths."
@@ -164,7 +164,7 @@ def _choose_folder(
         _refuse_outside(rows[0], rows)
     searched = " nor in ".join(str(finder.root) for finder in candidates)
     raise UserError(
-        f"{rows[0].path[:_MAX_SHOWN]!r}, the first image of {rows[0].file}, is not in {searched}; "
+        f"{rows[0].path[:MAX_SHOWN]!r}, the first image of {rows[0].file}, is not in {searched}; "
         "use --data-root to give the folder that the paths are relative to."
     )
 
@@ -203,7 +203,7 @@ def _refuse_outside(row: ListedImage, rows: Sequence[ListedImage]) -> NoReturn:
         if os.path.isdir(shared):
             advice = f"all paths are in {shared}: use --data-root {shlex.quote(shared)}"
     raise UserError(
-        f"line {row.line} of {row.file} has a path outside of the folder of the images ({row.path[:_MAX_SHOWN]!r}); "
+        f"line {row.line} of {row.file} has a path outside of the folder of the images ({row.path[:MAX_SHOWN]!r}); "
         f"{advice}."
     )
 

@@ -144,7 +144,13 @@ def _open_one_location(location: str | Path, options: SourceOptions) -> ImageSet
         return images
     path = Path(location).expanduser()
     if not path.exists():
-        raise UserError(f"{path} does not exist{_suggest_names(path)}")
+        if not path.parent.is_dir():
+            raise UserError(f"{path} does not exist, nor does its folder {path.parent}; check the spelling.")
+        names = [entry.name for entry in path.parent.iterdir()]
+        names += [] if path.name != str(path) else [*NAMED, BUILT_IN]
+        similar = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
+        advice = f"did you mean {' or '.join(similar)}?" if similar else "check the spelling."
+        raise UserError(f"{path} does not exist; {advice}")
     try:
         images = _open_recognised(path, "file" if path.is_file() else "folder", options)
         if images is None:
@@ -275,15 +281,6 @@ SOURCES = (
            lambda path, options: options.label_column is not None or options.separator is not None, _open_tables_of),
     Source("class folders", "folder", lambda path, options: True, _open_classes),
 )  # fmt: skip
-
-
-def _suggest_names(path: Path) -> str:
-    if not path.parent.is_dir():
-        return f", nor does its folder {path.parent}; check the spelling."
-    names = [entry.name for entry in path.parent.iterdir()]
-    names += [] if path.name != str(path) else [*NAMED, BUILT_IN]
-    similar = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
-    return f"; did you mean {' or '.join(similar)}?" if similar else "; check the spelling."
 
 
 def _suggest_subfolder(path: Path) -> str:

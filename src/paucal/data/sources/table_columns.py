@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paucal.data.sources.labels import find_indicator_columns
-from paucal.data.sources.locating import FOLDERS_OF_TABLES
+from paucal.data.sources.locating import FOLDERS_OF_TABLES, MAX_SHOWN
 from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.sources.table_reading import MAX_BYTES, TABLE_SUFFIXES, TableRow, read_table
@@ -40,7 +40,6 @@ SPLIT_CSV_COLUMNS = ["key", "label", "class", "split"]  # header of split.csv; "
 # Meaning of the text in a cell of `FLAG_COLUMNS`, in lower case.
 FLAG_VALUES = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False, "": False}
 _SAMPLED_ROWS = 21  # number of rows from which the columns are detected
-_MAX_SHOWN = 80  # maximum number of characters of a name in a message
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def refuse_repeated_columns(file: object, names: Sequence[str], used_columns: It
 
 def repeated_column_message(file: object, name: str) -> str:
     """Return the message on several columns of the same name."""
-    return f"{file} has several columns called {name[:_MAX_SHOWN]!r}; rename or remove all but one."
+    return f"{file} has several columns called {name[:MAX_SHOWN]!r}; rename or remove all but one."
 
 
 def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -> TableColumns:
@@ -209,7 +208,7 @@ def _unnamed_columns(file: Path, rows: Sequence[TableRow], labelled: bool) -> Ta
     numbers = [cell for cell in first[1:] if re.fullmatch(r"-?\d+(\.\d+)?", cell)]
     if labelled and len(first) >= 6 and len(numbers) >= 4:  # a path, a class and four coordinates
         raise UserError(
-            f"{file} has no column names, and its rows look like boxes ({', '.join(first)[:_MAX_SHOWN]}): use paucal "
+            f"{file} has no column names, and its rows look like boxes ({', '.join(first)[:MAX_SHOWN]}): use paucal "
             "detect, or give a table with a path and a class in each row."
         )
     return TableColumns(0, 1 if len(first) > 1 and labelled else None, None)
@@ -257,7 +256,7 @@ def _column_position(file: Path, names: Sequence[str], column: str, flag: str) -
 
 
 def _quote_names(names: Sequence[str]) -> str:
-    return ", ".join(repr(name[:_MAX_SHOWN]) for name in names[:12])
+    return ", ".join(repr(name[:MAX_SHOWN]) for name in names[:12])
 
 
 def first_position(names: Sequence[str], usual_names: Sequence[str]) -> int | None:

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paucal.data.sources.locating import plain_path
+from paucal.data.sources.locating import MAX_SHOWN, plain_path
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.reading import parse_json, read_decoded
 from paucal.types import NoLabelsError, UserError
@@ -21,7 +21,6 @@ MAX_BYTES = 512 << 20  # maximum size of a table
 MAX_LIST_BYTES = 256 << 20  # maximum size of a list, twice that of a list of ImageNet's 1.3 million images
 _DELIMITERS = ",;\t|"
 _SAMPLED_ROWS = 21  # number of rows from which the separator of columns is detected
-_MAX_SHOWN = 80  # maximum number of characters of a line in a message
 _ENDINGS = "|".join(re.escape(suffix) for suffix in IMAGE_SUFFIXES)
 _LIST_LINE = re.compile(rf"(?P<path>\S.*?(?:{_ENDINGS}))(?:\s+(?P<label>\d{{1,9}}))?\s*", re.IGNORECASE)
 
@@ -57,7 +56,7 @@ def read_list(file: Path, labelled: bool, max_rows: int | None = None) -> TableR
         if match is None or (labelled and match["label"] is None):
             expected = "a path and a class number, such as 'cat/1.jpg 0'" if labelled else "the path of an image"
             raise (NoLabelsError if match and not rows else UserError)(
-                f"line {number} of {file} is {line[:_MAX_SHOWN]!r}; expected {expected}."
+                f"line {number} of {file} is {line[:MAX_SHOWN]!r}; expected {expected}."
             )
         rows.append(TableRow(number, [plain_path(match["path"]), str(int(match["label"])) if labelled else "-1"]))
     if not rows:
@@ -142,7 +141,7 @@ def _json_rows(file: Path, text: str) -> Iterator[TableRow]:
             raise UserError(f"line {number} of {file} cannot be read: {problem}.") from None
         if not isinstance(value, dict):
             raise UserError(
-                f"line {number} of {file} is {line[:_MAX_SHOWN].strip()!r}; expected a JSON object, {{...}}."
+                f"line {number} of {file} is {line[:MAX_SHOWN].strip()!r}; expected a JSON object, {{...}}."
             )
         objects.append((number, value))
     names = list(dict.fromkeys(name for _, value in objects for name in value))

@@ -20,7 +20,7 @@ from paucal.data.sources.labels import (
     labels_in_lists,
     split_names,
 )
-from paucal.data.sources.locating import ListedImage, locate_images, plain_path
+from paucal.data.sources.locating import MAX_SHOWN, ListedImage, locate_images, plain_path
 from paucal.data.sources.source import SourceOptions
 from paucal.data.sources.table_columns import (
     FLAG_VALUES,
@@ -36,8 +36,6 @@ from paucal.data.stores import FileStore
 from paucal.reading import is_regular
 from paucal.types import UserError
 from paucal.wording import counted, was_or_were
-
-_MAX_SHOWN = 80  # maximum number of characters of a cell in a message
 
 
 class _LocatedRows(NamedTuple):
@@ -87,7 +85,7 @@ def _with_extra_columns(images: ImageSet, located: _LocatedRows, columns: Mappin
     for (file, n), (first, second) in located.conflicts.items():
         name, lines = names_of[file][n], _describe_lines(first, second)
         different = f"with different cells in the column {name!r}; keep one of the lines."
-        problems[name] = f"{first.key[:_MAX_SHOWN]!r} is in {lines} {different}"
+        problems[name] = f"{first.key[:MAX_SHOWN]!r} is in {lines} {different}"
     for file, names in names_of.items():
         repeated = [name for name in names if names.count(name) > 1]
         problems |= {name: repeated_column_message(file, name) for name in repeated}
@@ -163,7 +161,7 @@ def _listed_image(
     if columns.split is not None and (word := cells[columns.split].lower()):
         if word not in PART_BY_WORD and word != "unused":
             raise UserError(
-                f"line {row.line} of {file} has the split {word[:_MAX_SHOWN]!r}; expected train, val or test."
+                f"line {row.line} of {file} has the split {word[:MAX_SHOWN]!r}; expected train, val or test."
             )
         part = PART_BY_WORD.get(word, word)
     if columns.flags:
@@ -281,7 +279,7 @@ def _locate_rows(rows: Sequence[ListedImage], root: Path | None, boxes: str = ""
     for row, key in zip(rows, located.keys, strict=True):
         first = row_of_key.setdefault(key, row._replace(key=key))
         if (first.names, first.indicators, first.part) != (row.names, row.indicators, row.part):
-            shown_key = repr(key[:_MAX_SHOWN])
+            shown_key = repr(key[:MAX_SHOWN])
             if boxes:
                 raise UserError(
                     f"{row.file} has several rows for {shown_key}, and has columns of boxes ({boxes}): use paucal "

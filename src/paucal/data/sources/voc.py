@@ -10,6 +10,7 @@ from paucal.data.images import UNKNOWN, ImageSet
 from paucal.data.sources.labels import Labels, labels_from_names, multi_hot_labels
 from paucal.data.sources.locating import FileFinder, leads_out, plain_path
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
+from paucal.data.sources.table_reading import MAX_LIST_BYTES
 from paucal.data.splits.part_names import PART_BY_WORD, TRAINVAL
 from paucal.data.stores import FileStore
 from paucal.reading import read_decoded
@@ -17,7 +18,6 @@ from paucal.types import UserError
 from paucal.wording import counted, was_or_were
 
 LISTS, IMAGES = Path("ImageSets/Main"), Path("JPEGImages")
-MAX_LIST_BYTES = 256 << 20  # maximum size of a list
 _LABEL_BY_MARK = {1: 1, 0: UNKNOWN, -1: 0}  # label for each mark in a list, in which 0 means "difficult"
 _LINE = re.compile(r"(?P<image>\S.*?)\s+(?P<mark>-?[01])")
 
