@@ -137,6 +137,10 @@ class ImageSet:
                 continue
         return np.asarray(sizes, dtype=np.int64).reshape(-1, 2)
 
+    def with_decode_options(self, options: DecodeOptions) -> "ImageSet":
+        """Return the set with images that are decoded as `options` specify."""
+        return replace(self, store=ConvertedStore(self.store, options), decode_options=options)
+
     def with_classes(self, classes: tuple[str, ...]) -> "ImageSet":
         """Return the set with its labels renumbered to the order of `classes`, which may include further classes."""
         if missing := set(self.classes) - set(classes):
@@ -172,8 +176,7 @@ def evenly_spaced(total: int, count: int) -> NDArray[np.int64]:
 
 def reduce_images(images: ImageSet, side: int) -> ImageSet:
     """Return a set whose much larger images are reduced to about `side` pixels, which is faster for photos."""
-    reading = replace(images.decode_options, side=side)
-    return replace(images, store=ConvertedStore(images.store, reading), decode_options=reading)
+    return images.with_decode_options(replace(images.decode_options, side=side))
 
 
 def full_size_image(images: ImageSet, index: int) -> Image.Image:

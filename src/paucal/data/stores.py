@@ -217,8 +217,8 @@ class ArrayStore:
 class ConvertedStore(NestedStore):
     """The images of another store, converted as `DecodeOptions` specifies; `size` returns the size of the original."""
 
-    def __init__(self, original: Store, reading: DecodeOptions) -> None:
-        self.original, self.reading = original, reading
+    def __init__(self, original: Store, options: DecodeOptions) -> None:
+        self.original, self.options = original, options
 
     def __len__(self) -> int:
         return len(self.original)
@@ -231,18 +231,18 @@ class ConvertedStore(NestedStore):
         """Return the converted image; a JPEG is decoded at the smallest sufficient size."""
         store, position = locate(self.original, index)
         if isinstance(store, EncodedStore):
-            return decode_image(store.source(position), store.name(position), self.reading)
-        if self.reading.channels == RGB:
-            return reduce_size(store.read(position), self.reading)
+            return decode_image(store.source(position), store.name(position), self.options)
+        if self.options.channels == RGB:
+            return reduce_size(store.read(position), self.options)
         with wrap_decoding_errors(f"number {index + 1}"):
-            return convert_image(store.read(position), self.reading)
+            return convert_image(store.read(position), self.options)
 
     def check(self, index: int) -> None:
         """Raise if the image cannot be read."""
         store, position = locate(self.original, index)
         if isinstance(store, EncodedStore):
-            check_image(store.source(position), store.name(position), self.reading)
-        elif self.reading.channels == RGB:
+            check_image(store.source(position), store.name(position), self.options)
+        elif self.options.channels == RGB:
             store.check(position)
         else:
             self.read(index)

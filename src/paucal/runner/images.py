@@ -29,7 +29,6 @@ from paucal.data.sources.joining import SEPARATOR, split_location
 from paucal.data.sources.labels import is_missing
 from paucal.data.sources.opening import BUILT_IN, open_images
 from paucal.data.splits.split import Split
-from paucal.data.stores import ConvertedStore
 from paucal.data.views.normalisation import Normalisation, compute_normalisation
 from paucal.distributed import rank, world_size
 from paucal.evaluation.results import PrimaryMetric, primary_metric
@@ -142,7 +141,7 @@ def with_run_decode_options(images: ImageSet, settings: DataSettings) -> ImageSe
     if images.stream is not None:  # reading a sample could download many shards
         return images
     reading, _ = measure_value_ranges(initial_decode_options(settings, images), images)
-    return replace(images, store=ConvertedStore(images.store, reading), decode_options=reading)
+    return images.with_decode_options(reading)
 
 
 def load_images(

@@ -39,14 +39,14 @@ GREY, GREY_ALPHA, RGBA = 1, 2, 4  # numbers of channels
 MODES = {GREY: "L", GREY_ALPHA: "LA", RGBA: "RGBA"}  # Pillow's modes by number of channels
 
 
-def decode_image(source: ImageSource, name: str, reading: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> Image.Image:
-    """Decode an image to `reading.channels` channels: to a Pillow RGB image for 3, else to a `MultichannelImage`."""
-    if reading.channels == RGB and not is_npy(source):
+def decode_image(source: ImageSource, name: str, options: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> Image.Image:
+    """Decode an image to `options.channels` channels: to a Pillow RGB image for 3, else to a `MultichannelImage`."""
+    if options.channels == RGB and not is_npy(source):
         with _report_channels(source):
-            return decode_rgb(source, name, reading)
-    values = channel_values(source, name, reading.channels)
+            return decode_rgb(source, name, options)
+    values = channel_values(source, name, options.channels)
     with wrap_decoding_errors(name):
-        return image_from_values(values, reading)
+        return image_from_values(values, options)
 
 
 def image_shape(source: ImageSource, name: str) -> tuple[int, int]:
@@ -55,13 +55,13 @@ def image_shape(source: ImageSource, name: str) -> tuple[int, int]:
     return read_orientation(source, name).upright_size if array is None else (array.height, array.width)
 
 
-def check_image(source: ImageSource, name: str, reading: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> None:
+def check_image(source: ImageSource, name: str, options: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> None:
     """Raise `UnreadableImage` if an image cannot be decoded to its last byte; see `check_decodes`."""
-    if reading.channels == RGB and not is_npy(source):
+    if options.channels == RGB and not is_npy(source):
         with _report_channels(source):
-            check_decodes(source, name, reading)
+            check_decodes(source, name, options)
     else:
-        decode_image(source, name, reading)
+        decode_image(source, name, options)
 
 
 def decode_for_display(
@@ -130,39 +130,39 @@ def high_bit_channel_values(source: ImageSource, name: str, channels: int = RGB)
     return None if values.dtype.itemsize == 1 else values
 
 
-def image_from_values(values: NDArray[np.generic], reading: DecodeOptions) -> Image.Image:
-    """Convert (H, W, C) values to an image with the size and the value ranges of `reading`, which floats need."""
-    ranges = reading.channel_ranges or (reading.value_range,) * values.shape[2]
+def image_from_values(values: NDArray[np.generic], options: DecodeOptions) -> Image.Image:
+    """Convert (H, W, C) values to an image with the size and the value ranges of `options`, which floats need."""
+    ranges = options.channel_ranges or (options.value_range,) * values.shape[2]
     if values.dtype.kind == "b":
         values = values.astype(np.uint8) * 255
     if values.dtype == np.uint8:
-        return reduce_size(image_from_pixels(values.astype(np.uint8, copy=False)), reading)
+        return reduce_size(image_from_pixels(values.astype(np.uint8, copy=False)), options)
     planes = [to_8_bits(values[..., channel], ranges[channel]) for channel in range(values.shape[2])]
-    return reduce_size(Image.merge("RGB", planes) if len(planes) == RGB else MultichannelImage(planes), reading)
+    return reduce_size(Image.merge("RGB", planes) if len(planes) == RGB else MultichannelImage(planes), options)
 
 
-def convert_image(image: Image.Image | NDArray[np.generic], reading: DecodeOptions) -> Image.Image:
+def convert_image(image: Image.Image | NDArray[np.generic], options: DecodeOptions) -> Image.Image:
     """Convert an image or (H, W[, C]) values in memory in the same way as `decode_image` converts files."""
     if isinstance(image, np.ndarray):
         values = image[..., None] if image.ndim == 2 else image
         if values.ndim != 3:
             raise ValueError(f"an array has {image.ndim} axes, expected (H, W) or (H, W, C)")
-        return image_from_values(_adapt_channels(values, reading.channels), reading)
+        return image_from_values(_adapt_channels(values, options.channels), options)
     if isinstance(image, MultichannelImage):
-        if len(image.planes) != reading.channels:
-            raise ValueError(f"the image has {len(image.planes)} channels, {_expected_channels(reading.channels)}")
-        return reduce_size(image, reading)
-    if reading.channels == RGB:
-        return upright_rgb(image, reading)
-    values = _pillow_image_values(image, reading.channels)
+        if len(image.planes) != options.channels:
+            raise ValueError(f"the image has {len(image.planes)} channels, {_expected_channels(options.channels)}")
+        return reduce_size(image, options)
+    if options.channels == RGB:
+        return upright_rgb(image, options)
+    values = _pillow_image_values(image, options.channels)
     if values is None:
-        raise ValueError(f"the image has the mode {image.mode}, {_expected_channels(reading.channels)}")
-    return image_from_values(values, reading)
+        raise ValueError(f"the image has the mode {image.mode}, {_expected_channels(options.channels)}")
+    return image_from_values(values, options)
 
 
-def reduce_size(image: Image.Image, reading: DecodeOptions) -> Image.Image:
-    """Return an image at the reduced size that `reading` specifies."""
-    size = reading.reduced_size(image.size)
+def reduce_size(image: Image.Image, options: DecodeOptions) -> Image.Image:
+    """Return an image at the reduced size that `options` specify."""
+    size = options.reduced_size(image.size)
     return image if size == image.size else image.resize(size, Image.Resampling.HAMMING, reducing_gap=2.0)
 
 

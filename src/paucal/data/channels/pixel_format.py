@@ -64,34 +64,34 @@ def describe_channels(channels: int) -> str:
     return f"images are read with {count}{note}; colour augmentations are off, since they only apply to RGB"
 
 
-def differs_in_bit_depth(source: ImageSource, name: str, reading: DecodeOptions) -> bool:
-    """Return whether only one of an image and a model's training images (`reading`) has over 8 bits per channel."""
+def differs_in_bit_depth(source: ImageSource, name: str, options: DecodeOptions) -> bool:
+    """Return whether only one of an image and a model's training images (`options`) has over 8 bits per channel."""
     try:
-        return (high_bit_channel_values(source, name, reading.channels) is not None) != _has_high_bit_depth(reading)
+        return (high_bit_channel_values(source, name, options.channels) is not None) != _has_high_bit_depth(options)
     except UnreadableImage:
         return False
 
 
-def bit_depth_notes(images: ImageSet, reading: DecodeOptions) -> list[str]:
+def bit_depth_notes(images: ImageSet, options: DecodeOptions) -> list[str]:
     """Return a list with a note if sampled images differ in bits per channel from a model's training images."""
     n_other, sample = 0, images.sample(DEPTH_SAMPLE)
     for index in sample:
         store, position = locate_original(images.store, int(index))
         if isinstance(store, EncodedStore):
-            n_other += differs_in_bit_depth(store.source(position), store.name(position), reading)
-    difference = describe_bit_depth_difference(reading)
+            n_other += differs_in_bit_depth(store.source(position), store.name(position), options)
+    difference = describe_bit_depth_difference(options)
     note = f"{difference} ({n_other} of {len(sample)} sampled images): predictions are unreliable"
     return [note] if n_other else []
 
 
-def describe_bit_depth_difference(reading: DecodeOptions, subject: str = "images have") -> str:
+def describe_bit_depth_difference(options: DecodeOptions, subject: str = "images have") -> str:
     """Return a sentence about images whose bits per channel differ from those of a model's training images."""
-    actual, trained = ("8", "more") if _has_high_bit_depth(reading) else ("more than 8", "8")
+    actual, trained = ("8", "more") if _has_high_bit_depth(options) else ("more than 8", "8")
     return f"{subject} {actual} bits per channel, and the model was trained on images with {trained}"
 
 
-def _has_high_bit_depth(reading: DecodeOptions) -> bool:
-    return reading.value_range is not None or reading.channel_ranges is not None
+def _has_high_bit_depth(options: DecodeOptions) -> bool:
+    return options.value_range is not None or options.channel_ranges is not None
 
 
 @dataclass(frozen=True)
@@ -102,28 +102,28 @@ class SampledValues:
     nodata_value: float | None = None
 
 
-def measure_value_ranges(reading: DecodeOptions, images: ImageSet) -> tuple[DecodeOptions, list[str]]:
+def measure_value_ranges(options: DecodeOptions, images: ImageSet) -> tuple[DecodeOptions, list[str]]:
     """Return `DecodeOptions` with value ranges, and notes on values that were left out because they mean "no data".
 
-    The ranges are measured if `reading` has no ranges and images have more than 8 bits per channel. For this, evenly
+    The ranges are measured if `options` has no ranges and images have more than 8 bits per channel. For this, evenly
     spaced values are sampled from up to 32 such images, spread over the set. A fraction of 0.0001 of the values may lie
     below the range, and the same fraction above the range. Labels and the split are not used.
     """
-    if (reading.value_range if reading.channels == RGB else reading.channel_ranges) is not None:
-        return reading, []
-    sampled = list(_sample_high_bit_images(images, reading.channels))
+    if (options.value_range if options.channels == RGB else options.channel_ranges) is not None:
+        return options, []
+    sampled = list(_sample_high_bit_images(images, options.channels))
     if not sampled:
-        return reading, []
-    if reading.channels == RGB:
+        return options, []
+    if options.channels == RGB:
         values, notes = remove_nodata_values(sampled)
-        return replace(reading, value_range=value_range_of(values, _OUTSIDE_FRACTION) if len(values) else None), notes
+        return replace(options, value_range=value_range_of(values, _OUTSIDE_FRACTION) if len(values) else None), notes
     ranges, notes = [], []
-    for channel in range(reading.channels):
+    for channel in range(options.channels):
         channel_values = [replace(image, values=image.values[:, channel]) for image in sampled]
         values, channel_notes = remove_nodata_values(channel_values)
         ranges.append(value_range_of(values, _OUTSIDE_FRACTION))
         notes += [f"channel {channel + 1}: {note}" for note in channel_notes]
-    return replace(reading, channel_ranges=tuple(ranges)), notes
+    return replace(options, channel_ranges=tuple(ranges)), notes
 
 
 def _sample_high_bit_images(images: ImageSet, channels: int) -> Iterator[SampledValues]:

@@ -39,7 +39,7 @@ from paucal.data.decoded.on_disk import (
     source_digest,
 )
 from paucal.data.images import ImageSet
-from paucal.data.stores import ConvertedStore, EncodedStore, locate
+from paucal.data.stores import EncodedStore, locate
 from paucal.data.unreadable import OnBad, ReportProgress, drop_unreadable, process_images, verify_images
 from paucal.types import UserError
 from paucal.wording import counted
@@ -61,21 +61,21 @@ def stored_side(image_size: Sequence[int]) -> int:
 
 
 def prepare_images(
-    image_set: ImageSet, reading: DecodeOptions, on_bad: OnBad = "refuse", progress: ReportProgress | None = None
+    image_set: ImageSet, options: DecodeOptions, on_bad: OnBad = "refuse", progress: ReportProgress | None = None
 ) -> tuple[ImageSet, list[str]]:
     """Verify every image once, and store all decoded images in a file that runs share.
 
     If the disk is too full, decoded images are kept in memory. If the memory is too small, images are only verified
     here, and decoded again each time they are read. `prepare_streamed_images` handles streamed images.
 
-    The returned set has its final `reading`: missing value ranges are measured if images have more than 8 bits per
+    The returned set has its final `options`: missing value ranges are measured if images have more than 8 bits per
     channel. The other arguments and the result are those of `verify_images`.
     """
-    reading, notes = measure_value_ranges(reading, image_set)
+    options, notes = measure_value_ranges(options, image_set)
     image_set = replace(image_set, notes=tuple(dict.fromkeys([*image_set.notes, *notes])))
     if image_set.stream is not None:
-        return prepare_streamed_images(image_set, reading, on_bad, progress)
-    converted_set = replace(image_set, store=ConvertedStore(image_set.store, reading), decode_options=reading)
+        return prepare_streamed_images(image_set, options, on_bad, progress)
+    converted_set = image_set.with_decode_options(options)
     is_encoded = all(isinstance(locate(image_set.store, index)[0], EncodedStore) for index in range(len(image_set)))
     folder = usable_cache_folder() if is_encoded else None
     if folder is not None and estimate_decoded_bytes(converted_set) <= (max_bytes := usable_disk_bytes(folder)):
@@ -196,10 +196,10 @@ def _read_encoded_image(store: EncodedStore, index: int) -> bytes | Path:
 
 
 def prepare_streamed_images(
-    image_set: ImageSet, reading: DecodeOptions, on_bad: OnBad, progress: ReportProgress | None = None
+    image_set: ImageSet, options: DecodeOptions, on_bad: OnBad, progress: ReportProgress | None = None
 ) -> tuple[ImageSet, list[str]]:
-    """Return a streamed set converted as `reading` specifies; verify a sample, or all images if some may be skipped."""
-    converted_set = replace(image_set, store=ConvertedStore(image_set.store, reading), decode_options=reading)
+    """Return a streamed set converted as `options` specify; verify a sample, or all images if some may be skipped."""
+    converted_set = image_set.with_decode_options(options)
     if on_bad == "skip":  # all processes must leave out the same images
         return verify_images(converted_set, on_bad, progress)
     sampled = converted_set.sample(STREAM_SAMPLE)

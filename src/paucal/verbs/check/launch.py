@@ -31,7 +31,7 @@ from paucal.data.sources.joining import split_location
 from paucal.data.sources.opening import open_images
 from paucal.data.sources.table_reading import TABLE_SUFFIXES
 from paucal.data.splits.split import Split, make_split
-from paucal.data.stores import ConvertedStore, FileStore
+from paucal.data.stores import FileStore
 from paucal.reading import expand_user_path
 from paucal.rules.training import IMAGE_SIDES
 from paucal.runner.console import Console, RecordingConsole
@@ -238,7 +238,7 @@ def with_pixel_format(images: ImageSet, settings: DataSettings) -> tuple[ImageSe
         findings, reading = [refusal_finding("channels", problem)], DEFAULT_DECODE_OPTIONS
     reading, notes = measure_value_ranges(reading, images)
     findings += [Finding("values", "warning", note) for note in notes]
-    return replace(images, store=ConvertedStore(images.store, reading), decode_options=reading), findings
+    return images.with_decode_options(reading), findings
 
 
 def _median_short_side(survey: Survey) -> int:
