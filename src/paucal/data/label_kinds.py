@@ -79,9 +79,11 @@ def refuse_non_class_folders(path: Path, names: tuple[str, ...]) -> None:
         counts = ", ".join(f"{count} {suffix or 'files'}" for suffix, count in suffixes.most_common(2))
         contents.append(f"{name}/ ({counts or 'empty'})")
     n_loose = sum("/" not in file for file in tree.files)
-    shown = ", ".join(contents) + (f" and {counted(n_loose, 'other file')}" if n_loose else "")
+    contents_text = ", ".join(contents) + (f" and {counted(n_loose, 'other file')}" if n_loose else "")
     expected = "; ".join(f"`paucal {kind.verb}` reads {kind.expected_files}" for kind in LABEL_KINDS)
-    raise UserError(f"{path} has {shown}, which are not classes, and no boxes or masks were recognised: {expected}.")
+    raise UserError(
+        f"{path} has {contents_text}, which are not classes, and no boxes or masks were recognised: {expected}."
+    )
 
 
 def _other_kinds_error(location: str, other_kinds: dict[str, str], verb: str) -> UserError:

@@ -24,7 +24,7 @@ def draw_label_maps(images: ImageSet, maps: LabelMaps) -> Figure:
     The opacity is proportional to the probability. Regions that a map does not cover are not coloured. If the images
     have classes, these must be among the teacher's classes.
     """
-    ordered = images.with_classes(maps.facts.classes)
+    ordered = images.with_classes(maps.metadata.classes)
     mapped = np.flatnonzero([key in maps for key in ordered.keys])
     positions = mapped[evenly_spaced(len(mapped), MAX_IMAGES)]
     reader = maps.open_reader(ordered, positions)

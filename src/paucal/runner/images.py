@@ -188,7 +188,7 @@ def with_label_maps(data: SplitImages, labels: str | None, method: str, advance:
         )
     maps = LabelMaps(Path(labels).expanduser())
     images, split = data.images, data.split
-    trained_keys = set(maps.facts.trained_on)
+    trained_keys = set(maps.metadata.trained_on)
     leaked = {part: sum(images.keys[i] in trained_keys for i in split.indices(part)) for part in ("val", "test")}
     if any(leaked.values()):
         advice = "" if leaked["test"] else ", or keep no images for validation (--val-fraction 0)"

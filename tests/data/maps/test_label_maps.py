@@ -75,7 +75,7 @@ def test_maps__follow_the_sets_order_of_classes(tmp_path):
 def test_storage__is_small(tmp_path):
     written(tmp_path, image_set())
     maps = LabelMaps(tmp_path)
-    assert maps.facts.bytes_per_image == 2 * 6 * (2 + 1)
+    assert maps.metadata.bytes_per_image == 2 * 6 * (2 + 1)
     assert (tmp_path / "indices.npy").stat().st_size == 128 + 4 * 2 * 6
 
 
@@ -163,7 +163,7 @@ def test_index__says_who_made_the_maps(tmp_path):
     written(tmp_path, image_set(), trained_on=["0.png"])
     index = json.loads((tmp_path / "index.json").read_text())
     assert index["teacher"] == "a teacher"
-    assert LabelMaps(tmp_path).facts.trained_on == ("0.png",)
+    assert LabelMaps(tmp_path).metadata.trained_on == ("0.png",)
 
 
 def test_hashes__of_files_are_computed_once_until_a_file_changes(make_folder, tmp_path, monkeypatch):

@@ -38,9 +38,9 @@ class LabelMaps:
         try:
             classes, grid, trained_on = (tuple(index[name]) for name in ("classes", "grid", "trained_on"))
             covered = index.get("covered", "image")
-            self.facts = LabelMapMetadata(index["teacher"], classes, grid, index["top"], trained_on, covered)
-            if self.facts.covered not in get_args(CoveredRegion):
-                raise KeyError(f"covered {self.facts.covered!r}")
+            self.metadata = LabelMapMetadata(index["teacher"], classes, grid, index["top"], trained_on, covered)
+            if self.metadata.covered not in get_args(CoveredRegion):
+                raise KeyError(f"covered {self.metadata.covered!r}")
             for name in ("classes", "keys", "hashes", "trained_on"):
                 if not isinstance(index[name], list) or not all(type(entry) is str for entry in index[name]):
                     raise TypeError(f"{name} are not a list of names")
@@ -53,7 +53,7 @@ class LabelMaps:
                 f"{str(folder / INDEX)!r} is not a valid index of label maps ({problem}): make the maps again."
             ) from None
         self._values, self._indices, is_written = (open_array(folder / name, "r") for name in (VALUES, CLASSES, DONE))
-        require_shapes(folder, len(self._hashes), self.facts, (self._values, self._indices, is_written))
+        require_shapes(folder, len(self._hashes), self.metadata, (self._values, self._indices, is_written))
         if not is_written.all():
             raise UserError(
                 f"the label maps in {str(folder)!r} are unfinished ({int(is_written.sum())} of {len(is_written)}): run "
@@ -68,7 +68,7 @@ class LabelMaps:
         self, images: ImageSet, positions: NDArray[np.int64], progress: ReportProgress | None = None
     ) -> "MapReader":
         """Return a reader of the maps of the images at `positions`, after checking that these images are unchanged."""
-        class_numbers = _match_classes(self.facts, images)
+        class_numbers = _match_classes(self.metadata, images)
         has_other_classes = len(class_numbers) > len(images.classes)
         keys = [images.keys[int(position)] for position in positions]
         if (missing := next((key for key in keys if key not in self._row), None)) is not None:
@@ -87,13 +87,13 @@ class LabelMaps:
         for begin in range(0, len(positions), 1024):
             indices = self._indices[rows[positions[begin : begin + 1024]]]
             lowest, highest = int(indices.min()), int(indices.max())
-            if lowest < 0 or highest >= len(self.facts.classes):
+            if lowest < 0 or highest >= len(self.metadata.classes):
                 raise UserError(
                     f"the label maps in {str(self.folder)!r} refer to class {lowest if lowest < 0 else highest}, but "
-                    f"there are {len(self.facts.classes)} classes: the maps are damaged; make the maps again."
+                    f"there are {len(self.metadata.classes)} classes: the maps are damaged; make the maps again."
                 )
         covered = None
-        if self.facts.covered == "square":
+        if self.metadata.covered == "square":
             covered = np.ones((len(images), 2), dtype=np.float32)
             for position in positions.tolist():
                 height, width = images.store.size(position)
@@ -152,9 +152,9 @@ def list_map_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(padded), torch.stack([slots for _, slots in pairs])
 
 
-def _match_classes(facts: LabelMapMetadata, images: ImageSet) -> NDArray[np.int64]:
+def _match_classes(metadata: LabelMapMetadata, images: ImageSet) -> NDArray[np.int64]:
     """Return the (K,) class number in the set for each class of the teacher, matched by name; see `MapReader`."""
-    number_by_name, counts = {name: number for number, name in enumerate(images.classes)}, Counter(facts.classes)
+    number_by_name, counts = {name: number for number, name in enumerate(images.classes)}, Counter(metadata.classes)
     if unknown := [name for name in number_by_name if name not in counts]:
         raise UserError(
             f"--labels: the maps lack {len(unknown)} of the {len(number_by_name)} classes of {images.name} (such as "
@@ -166,5 +166,5 @@ def _match_classes(facts: LabelMapMetadata, images: ImageSet) -> NDArray[np.int6
             "distinct names."
         )
     new_numbers = count(len(number_by_name))
-    numbers = [number_by_name[name] if name in number_by_name else next(new_numbers) for name in facts.classes]
+    numbers = [number_by_name[name] if name in number_by_name else next(new_numbers) for name in metadata.classes]
     return np.array(numbers, dtype=np.int64)

@@ -60,8 +60,8 @@ class LabelMapMetadata:
 class MapWriter:
     """Writes the maps of images, identified by keys and pixel hashes, to a new folder or one with unfinished maps."""
 
-    def __init__(self, folder: Path, facts: LabelMapMetadata, keys: Sequence[str], hashes: Sequence[str]) -> None:
-        index = {"format": FORMAT, **asdict(facts), "keys": list(keys), "hashes": list(hashes)}
+    def __init__(self, folder: Path, metadata: LabelMapMetadata, keys: Sequence[str], hashes: Sequence[str]) -> None:
+        index = {"format": FORMAT, **asdict(metadata), "keys": list(keys), "hashes": list(hashes)}
         index = json.loads(json.dumps(index))
         if (folder / INDEX).exists():
             if read_index(folder) != index:
@@ -72,16 +72,16 @@ class MapWriter:
         else:
             require_maps_or_empty(folder)
             folder.mkdir(parents=True, exist_ok=True)
-            shape = (len(keys), facts.top, *facts.grid)
+            shape = (len(keys), metadata.top, *metadata.grid)
             for name, dtype, array_shape in (
                 (VALUES, np.dtype(np.float16), shape),
-                (CLASSES, _class_dtype(len(facts.classes)), shape),
+                (CLASSES, _class_dtype(len(metadata.classes)), shape),
                 (DONE, np.dtype(np.uint8), shape[:1]),
             ):
                 np.lib.format.open_memmap(folder / name, "w+", dtype, array_shape).flush()
             (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
         self._values, self._indices, self._done = (open_array(folder / name, "r+") for name in (VALUES, CLASSES, DONE))
-        require_shapes(folder, len(keys), facts, (self._values, self._indices, self._done))
+        require_shapes(folder, len(keys), metadata, (self._values, self._indices, self._done))
 
     def __len__(self) -> int:
         return len(self._done)
@@ -119,9 +119,9 @@ def open_array(path: Path, mode: Any) -> np.memmap:
         ) from None
 
 
-def require_shapes(folder: Path, count: int, facts: LabelMapMetadata, arrays: Sequence[np.memmap]) -> None:
+def require_shapes(folder: Path, count: int, metadata: LabelMapMetadata, arrays: Sequence[np.memmap]) -> None:
     """Raise a UserError if the shapes of the arrays do not match the number of images and the grid."""
-    maps = (count, facts.top, *facts.grid)
+    maps = (count, metadata.top, *metadata.grid)
     if [array.shape for array in arrays] != [maps, maps, (count,)]:
         raise UserError(f"the label maps in {str(folder)!r} are truncated or mixed up: make the maps again.")
 

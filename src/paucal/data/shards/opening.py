@@ -129,8 +129,7 @@ def _read_index_in_folder(folder: ShardFolder, single_shard: str | None, skip_da
     path = None if single_shard is not None else folder.fetch_file(INDEX_NAME, MAX_BYTES)
     if path is None:
         return None
-    shown = f"{folder.location}/{INDEX_NAME}"
-    index = read_index(path, shown)
+    index = read_index(path, f"{folder.location}/{INDEX_NAME}")
     shard_files = folder.list_files()
     if shard_files is None:  # each shard is then compared with the index when the shard is downloaded
         return index

@@ -35,8 +35,8 @@ def find_columns(shown_path: str, schema: pa.Schema, options: SourceOptions) -> 
     features = read_features(schema)
     image_features = [name for name, value in features.items() if value.get("_type") == "Image"]
     usual_names = ["image", "img", *(image_features if len(image_features) == 1 else [])]
-    found = (name for name in usual_names if name in schema.names and _holds_bytes(schema.field(name).type))
-    image = options.image_column or next(found, None)
+    candidates = (name for name in usual_names if name in schema.names and _holds_bytes(schema.field(name).type))
+    image = options.image_column or next(candidates, None)
     if image is None:
         raise UserError(
             f"{shown_path} has no image column; expected a column 'image' with bytes, but found "
