@@ -53,7 +53,7 @@ def test_convert__keeps_the_raw_logits_and_knows_the_square(photos):
     facts = convert(photos, classes=("ant", "bee", "cow", "dog"))
     assert (facts.top, facts.grid, facts.covered, facts.classes[2]) == (3, (4, 5), "square", "cow")
     stored = LabelMaps(photos / "labels")
-    assert stored.facts == facts
+    assert stored.metadata == facts
     values = np.load(photos / "labels" / "values.npy")
     assert np.array_equal(values[4], make_map(1, 1)[0].numpy())
     assert np.load(photos / "labels" / "indices.npy")[4, 0].tolist() == [[1] * 5] * 4
