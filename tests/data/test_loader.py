@@ -83,7 +83,7 @@ def test_view_dataset__leaves_the_global_generators_alone():
 
 
 def test_view_dataset__refuses_labels_that_are_not_there():
-    with pytest.raises(ValueError, match="labels=True, but images of digits have no labels"):
+    with pytest.raises(ValueError, match="with_labels is True, but some images of digits have no label"):
         ViewDataset(open_images("digits", labelled=False), [(TRAIN, 1)], seed=0)
 
 

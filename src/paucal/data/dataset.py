@@ -55,7 +55,7 @@ class ViewDataset(Dataset[Sample]):
         label_maps: ReadLabelMaps | None = None,
     ) -> None:
         if with_labels and not image_set.has_single_labels and image_set.multi_hot is None:
-            raise ValueError(f"labels=True, but images of {image_set.location} have no labels")
+            raise ValueError(f"with_labels is True, but some images of {image_set.location} have no label")
         self.image_set, self.seed = image_set, seed
         self._transforms = [transform for transform, count in views for _ in range(count)]
         self._labels: Targets | None = image_set.targets if with_labels else None
