@@ -26,21 +26,19 @@ def require_main_guard(workers: int | None) -> None:
     frame: FrameType | None = sys._getframe()
     while frame is not None and not (frame.f_code.co_name == "<module>" and frame.f_globals is vars(main_module)):
         frame = frame.f_back
-    if frame is not None and not _is_guarded(Path(file), frame.f_lineno):
-        raise UserError(
-            f"line {frame.f_lineno} of {file} starts processes that load images, and each process would run the script "
-            'again: put the call below if __name__ == "__main__":, or set workers=0.'
-        )
-
-
-def _is_guarded(file: Path, line: int) -> bool:
-    """Return whether a line of a script is below a condition on `__name__`; True for compiled scripts."""
+    if frame is None:
+        return
     try:
-        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+        nodes = list(ast.walk(ast.parse(Path(file).read_bytes())))
     except OSError:  # a script from standard input, which processes cannot rerun
-        return False
-    except (SyntaxError, ValueError):
-        return True
+        nodes = []
+    except (SyntaxError, ValueError):  # a compiled script
+        return
+    line = frame.f_lineno
     conditions = [node for node in nodes if isinstance(node, ast.If) and node.lineno <= line <= (node.end_lineno or 0)]
     names = [name for node in conditions for name in ast.walk(node.test) if isinstance(name, ast.Name)]
-    return any(name.id == "__name__" for name in names)
+    if not any(name.id == "__name__" for name in names):
+        raise UserError(
+            f"line {line} of {file} starts processes that load images, and each process would run the script "
+            'again: put the call below if __name__ == "__main__":, or set workers=0.'
+        )

@@ -48,7 +48,18 @@ def image_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[SimilarP
         text = f"{counted(len(blank), 'image is', 'images are')} blank (one colour, nearly black or nearly white)"
         advice = "look at the images on the page (--output), and remove images without content"
         findings.append(Finding("blank", "warning", text, advice, as_groups(blank)))
-    return [*findings, *_pixel_mode_findings(survey), *giveaway_findings(checked, survey)]
+    counts = Counter(mode for mode in survey.modes if mode)
+    if len(counts) > 1:
+        usual = counts.most_common(1)[0][0]
+        unusual = as_groups(i for i, mode in enumerate(survey.modes) if mode and mode != usual)
+        mode_counts = ", ".join(f"{mode}: {count}" for mode, count in counts.most_common())
+        text = f"the files have pixels in {len(counts)} modes ({mode_counts}); all are read as RGB"
+        findings.append(Finding("modes", "note", text, "make sure that no mode occurs in one class only", unusual))
+    if n_deep := sum(count for mode, count in counts.items() if mode.startswith(_DEEP_MODES)):
+        text = f"{counted(n_deep, 'image has', 'images have')} more than 8 bits per channel"
+        advice = "see pixels.md in the documentation for how their value range is chosen"
+        findings.append(Finding("deep", "note", text, advice))
+    return [*findings, *giveaway_findings(checked, survey)]
 
 
 def exact_copy_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[Finding]:
@@ -115,20 +126,6 @@ def _near_copy_findings(
         text = f"{counted(len(other_groups), 'group')} of images of one split and class {verb} alike{confirmed}"
         advice = "look at the images on the page (--output); copies add no information"
         yield Finding("near-duplicates", "note", text, advice, other_groups)
-
-
-def _pixel_mode_findings(survey: Survey) -> Iterator[Finding]:
-    """Yield findings about different Pillow modes within the set, and about images with more than 8 bits."""
-    counts = Counter(mode for mode in survey.modes if mode)
-    if len(counts) > 1:
-        usual = counts.most_common(1)[0][0]
-        unusual = as_groups(i for i, mode in enumerate(survey.modes) if mode and mode != usual)
-        mode_counts = ", ".join(f"{mode}: {count}" for mode, count in counts.most_common())
-        text = f"the files have pixels in {len(counts)} modes ({mode_counts}); all are read as RGB"
-        yield Finding("modes", "note", text, "make sure that no mode occurs in one class only", unusual)
-    if n_deep := sum(count for mode, count in counts.items() if mode.startswith(_DEEP_MODES)):
-        text = f"{counted(n_deep, 'image has', 'images have')} more than 8 bits per channel"
-        yield Finding("deep", "note", text, "see pixels.md in the documentation for how their value range is chosen")
 
 
 def _copy_advice(checked: CheckedSet) -> str:
