@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, default_collate
 from paucal.data.images import UNKNOWN, ImageSet, Targets
 from paucal.data.maps.reader import list_map_classes
 from paucal.data.randomness import derive_seed, preserve_generators, reseed
-from paucal.data.stores import ConvertedStore, DecodedCopies, NestedStore, Store
+from paucal.data.stores import ConvertedStore, DecodedCopies, NestedStore
 from paucal.data.views.transforms import BatchTransform, Pixels, ViewTransform
 from paucal.types import Batch
 
@@ -82,7 +82,10 @@ class ViewDataset(Dataset[Sample]):
             return None
         images: list[Pixels] = []
         for key in keys:
-            pixels = decoded_pixels(self.image_set.store, key.index)
+            store, index = self.image_set.store, key.index
+            while isinstance(store, NestedStore) and not isinstance(store, ConvertedStore):  # conversion changes pixels
+                store, index = store.locate(index)
+            pixels = store.view(index) if isinstance(store, DecodedCopies) else None
             if pixels is None or not transform.can_transform_batch(pixels):
                 return None
             images.append(pixels)
@@ -103,13 +106,6 @@ class ViewDataset(Dataset[Sample]):
             geometry=[theta for _, theta in pairs] if self._with_geometry else None,
             label_maps=None if self._label_maps is None else self._label_maps(key.index),
         )
-
-
-def decoded_pixels(store: Store, index: int) -> NDArray[np.uint8] | None:
-    """Return the (H, W, C) pixels of a decoded image without copying them; None if the store has no decoded images."""
-    while isinstance(store, NestedStore) and not isinstance(store, ConvertedStore):  # conversion changes the pixels
-        store, index = store.locate(index)
-    return store.view(index) if isinstance(store, DecodedCopies) else None
 
 
 def as_label(target: NDArray[np.integer] | np.integer) -> int | Tensor:
