@@ -252,7 +252,7 @@ def test_crop_views__of_a_fitted_image_know_where_they_come_from(pipeline, resiz
     views = build_crop_transforms(pipeline, groups, PLAIN, (48, 64), BLURLESS, 0.0, 0.0, resize)
     if pipeline == "deit":
         for transform, _ in views:
-            transform.transform._rand_augment = None
+            transform.keywords["transform"]._rand_augment = None
     source = coordinates(60, 160)
     for transform, _ in views:
         with seeded(0):

@@ -6,6 +6,7 @@ crops. Unlike in the published code, all pipelines support any number of groups 
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -84,18 +85,13 @@ class DinoCrop:
         return self.normalisation.apply(view), theta
 
 
-class FitThenTransform:
-    """Gives an image the aspect ratio of a view of `size` before a transform crops it."""
-
-    def __init__(self, transform: ViewTransform, size: Size, resize: Resize, normalisation: Normalisation) -> None:
-        self.transform, self.size, self.normalisation = transform, size, normalisation
-        self.resize: Resize = resize
-
-    def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
-        """Return the (C, H, W) view, and the (2, 3) map from view to image coordinates (see `types.Batch.geometry`)."""
-        image, factors = match_aspect_ratio(image, self.size, self.resize, self.normalisation, "bicubic")
-        view, theta = self.transform(image)
-        return view, theta * factors
+def _fit_and_transform(
+    image: Image.Image, transform: ViewTransform, size: Size, resize: Resize, normalisation: Normalisation
+) -> tuple[Tensor, Tensor]:
+    """Give an image the aspect ratio of a view of `size`, and return its transformed view and the map to the image."""
+    fitted, factors = match_aspect_ratio(image, size, resize, normalisation, "bicubic")
+    view, theta = transform(fitted)
+    return view, theta * factors
 
 
 def jitter_colours(view: Image.Image) -> Image.Image:
@@ -156,7 +152,8 @@ def build_crop_transforms(
     nonempty = [(transform, count) for transform, count in views if count]
     if resize == "crop":
         return nonempty
-    return [(FitThenTransform(transform, image_size, resize, normalisation), count) for transform, count in nonempty]
+    fit = partial(_fit_and_transform, size=image_size, resize=resize, normalisation=normalisation)
+    return [(partial(fit, transform=transform), count) for transform, count in nonempty]
 
 
 def _check_crops(pipeline: str, groups: Sequence[Crops], image_size: Size, blur: tuple[float, float]) -> None:
