@@ -96,7 +96,7 @@ class StepSampler(Sampler[list[SampleKey]]):
         if not self.shuffle:
             return np.arange(len(self.indices)), None
         if self.stream is not None:
-            return self.stream.order(seed), None
+            return StreamOrder(self.stream, seed), None
         return np.random.default_rng(seed).permutation(len(self.indices)), None
 
     @property

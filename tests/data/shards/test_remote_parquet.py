@@ -15,6 +15,7 @@ from paucal.data.decode import DecodeOptions, UnreadableImage
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.shards import folders as place_module
 from paucal.data.shards.folders import RemoteShardFolder, upload_folder
+from paucal.data.shards.stream import StreamOrder
 from paucal.data.shards.writing import write_shards
 from paucal.data.sources.opening import open_images
 from paucal.types import UserError
@@ -53,7 +54,7 @@ def test_remote_parquet__streams_in_the_order_of_its_row_groups(storage, cache):
     images = open_images(URL)
     assert images.stream is not None
     assert len(np.unique(images.stream.shards)) == 4
-    orders = [images.stream.order(seed)[np.arange(len(images))] for seed in (0, 0, 1)]
+    orders = [StreamOrder(images.stream, seed)[np.arange(len(images))] for seed in (0, 0, 1)]
     assert orders[0].tolist() == orders[1].tolist() != orders[2].tolist()
     assert sorted(orders[0].tolist()) == list(range(100))
     prepared, left = prepare_images(images, DecodeOptions(side=64))

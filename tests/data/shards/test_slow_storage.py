@@ -15,7 +15,7 @@ from paucal.data.shards import requests as requests_module
 from paucal.data.shards import stream as stream_module
 from paucal.data.shards.folders import RemoteShardFolder
 from paucal.data.shards.requests import send_hedged
-from paucal.data.shards.stream import ShardPrefetcher
+from paucal.data.shards.stream import ShardPrefetcher, StreamOrder
 from paucal.data.sources.opening import open_images
 
 
@@ -118,7 +118,7 @@ def test_ahead__fetches_the_shards_of_the_next_steps(storage, cache, fetched, mo
     images = open_images(URL)
     assert images.stream is not None
     stream = replace(images.stream, window=20)
-    order = stream.order(0)
+    order = StreamOrder(stream, 0)
     used = list(dict.fromkeys(shards_of(stream, order[np.arange(len(images))]).tolist()))
     assert used == order.shards.tolist()
     ahead = ShardPrefetcher(images.store, np.arange(len(images)))

@@ -4,7 +4,7 @@ import pytest
 from data.shards.made_sets import shards_of
 from paucal.data.randomness import derive_seed
 from paucal.data.sampler import StepSampler
-from paucal.data.shards.stream import Stream, concatenate_streams, is_streamed, window_size
+from paucal.data.shards.stream import Stream, StreamOrder, concatenate_streams, is_streamed, window_size
 from paucal.data.string_arrays import RepeatedStrings, StringArray, argsort_strings, take_strings
 
 
@@ -15,7 +15,7 @@ def made_stream(shards: int = 7, each: int = 60, block: int = 10, window: int = 
 
 
 def ordered(stream: Stream, seed: int) -> np.ndarray:
-    return stream.order(seed)[np.arange(len(stream))]
+    return StreamOrder(stream, seed)[np.arange(len(stream))]
 
 
 def naive_order(stream: Stream, generator: np.random.Generator) -> list[int]:
@@ -43,7 +43,7 @@ def test_order__is_that_of_a_naive_loop():
 
 
 def test_order__is_the_same_from_any_place():
-    order, whole = made_stream().order(3), ordered(made_stream(), 3)
+    order, whole = StreamOrder(made_stream(), 3), ordered(made_stream(), 3)
     for first in (300, 60, 0, 410):
         places = np.arange(first, min(420, first + 70))
         assert order[places].tolist() == whole[places].tolist()

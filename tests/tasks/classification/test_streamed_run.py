@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data.shards.made_sets import Numbered, numbered
-from paucal.data.shards.stream import Stream
+from paucal.data.shards.stream import Stream, StreamOrder
 from paucal.data.splits.split import make_split
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives.supervised import Supervised
@@ -86,7 +86,7 @@ def test_folds__of_streamed_images_test_each_once_and_train_in_runs(data):
         tested += split.parts == "test"
         train = split.indices("train")
         assert data.images.stream is not None
-        order = train[data.images.stream.take(train).order(0)[np.arange(len(train))]]
+        order = train[StreamOrder(data.images.stream.take(train), 0)[np.arange(len(train))]]
         assert sorted(order.tolist()) == train.tolist()
         assert set(data.images.labels[split.indices("test")]) == {0, 1, 2}
     assert (tested == 1).all()

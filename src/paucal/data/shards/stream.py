@@ -70,10 +70,6 @@ class Stream:
         run_numbers = np.concatenate(runs)
         return Stream(np.concatenate(ends), self.shards[run_numbers], self.blocks[run_numbers], self.window)
 
-    def order(self, seed: int) -> "StreamOrder":
-        """Return the random order of the images in one epoch."""
-        return StreamOrder(self, seed)
-
     def sample(self, count: int) -> NDArray[np.int64]:
         """Return up to `count` positions in 32 evenly spaced runs of neighbouring images, to save seeks."""
         if len(self) <= count:
@@ -84,7 +80,7 @@ class Stream:
 
 
 class StreamOrder:
-    """The positions of a stream's N images in random order, as an object that is indexed like an (N,) array.
+    """The random order of a stream's N images in one epoch: their positions, indexed like an (N,) array.
 
     Shards are shuffled, then the blocks within each shard, then the images within each window. Only the positions in
     one window are in memory.

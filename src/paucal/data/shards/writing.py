@@ -31,6 +31,7 @@ from paucal.data.shards.index import (
     compact_labels,
     spans_from_counts,
 )
+from paucal.data.shards.stream import StreamOrder
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.stores import EncodedStore, locate
 from paucal.data.string_arrays import StringArray, take_strings
@@ -132,7 +133,7 @@ def shard_order(images: ImageSet, part: str, seed: int) -> NDArray[np.int64]:
     positions = np.flatnonzero(np.asarray(images.declared_splits, dtype="<U6") == part)
     order_seed = derive_seed(seed, len(positions))
     if images.stream is not None:  # the images are already in shards, so neighbouring images should be read together
-        return positions[images.stream.take(positions).order(order_seed)[np.arange(len(positions))]]
+        return positions[StreamOrder(images.stream.take(positions), order_seed)[np.arange(len(positions))]]
     return positions[np.random.default_rng(order_seed).permutation(len(positions))]
 
 
