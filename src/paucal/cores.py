@@ -54,7 +54,13 @@ def read_cpu_quota(membership: Path = _MEMBERSHIP, root: Path = _CGROUP) -> floa
         return math.inf
     # A group is also limited by its parent groups. Inside a container, the listed path may be the host's path, which is
     # not mounted; the container's own group is then mounted at `root`.
-    folders = {folder for mount in _MOUNT_FOLDERS for group in groups for folder in _group_folders(root / mount, group)}
+    folders = {
+        folder
+        for mount in (root / name for name in _MOUNT_FOLDERS)
+        for group in groups
+        for folder in (mount / group, *(mount / group).parents)
+        if folder.is_relative_to(mount)
+    }
     return min(map(_read_quota, folders), default=math.inf)
 
 
@@ -166,11 +172,6 @@ def _count_bound_cores() -> int:
         return len(os.sched_getaffinity(0))
     except (AttributeError, OSError):  # macOS and Windows
         return os.cpu_count() or 1
-
-
-def _group_folders(mount: Path, group: str) -> list[Path]:
-    folder = mount / group
-    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(mount))]
 
 
 def _read_quota(folder: Path) -> float:

@@ -4,7 +4,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # Parts of the messages of out-of-memory errors that are plain RuntimeErrors. The last part is from CUDA libraries
@@ -34,8 +34,24 @@ def is_out_of_memory(problem: BaseException) -> bool:
 
 def read_available_memory() -> int:
     """Return the number of bytes of free memory, within the memory limit of the container if there is one."""
-    limits = [value for value in (_read_meminfo(), _read_cgroup()) if value is not None]
-    return min(limits) if limits else _read_sysconf()
+    limits: list[int] = []
+    with suppress(OSError):
+        lines = _MEMINFO.read_text().splitlines()
+        limits += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")][:1]
+    with suppress(OSError, ValueError):
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
+        counts = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        # Cached pages of recently read files count as used, but the kernel frees them on demand.
+        used -= int(counts.get("inactive_file", 0))
+        if limit.isdigit():
+            limits.append(max(int(limit) - used, 0))
+    if limits:
+        return min(limits)
+    try:  # half of the physical memory, on systems that do not report free memory (macOS)
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, ValueError, OSError):
+        return _ASSUMED_MEMORY
 
 
 def peak_memory(device: str) -> int | None:
@@ -89,32 +105,3 @@ def _glibc_function(name: str) -> Callable[..., int] | None:
         return getattr(ctypes.CDLL("libc.so.6"), name)
     except (OSError, AttributeError):  # another C library
         return None
-
-
-def _read_meminfo() -> int | None:
-    try:
-        lines = _MEMINFO.read_text().splitlines()
-    except OSError:
-        return None
-    sizes = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    return sizes[0] if sizes else None
-
-
-def _read_cgroup() -> int | None:
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        used = int((_CGROUP / "memory.current").read_text())
-        counts = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return None
-    # Cached pages of recently read files count as used, but the kernel frees them on demand.
-    used -= int(counts.get("inactive_file", 0))
-    return max(int(limit) - used, 0) if limit.isdigit() else None
-
-
-def _read_sysconf() -> int:
-    """Return half of the physical memory in bytes, for systems that do not report free memory (macOS)."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    except (AttributeError, ValueError, OSError):
-        return _ASSUMED_MEMORY

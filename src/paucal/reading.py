@@ -112,7 +112,11 @@ def decode_text(content: bytes, name: str, declared: str | None = None) -> Decod
     text = content.removeprefix(codecs.BOM_UTF8).decode("cp1252", errors="replace")
     text = text if marked in (None, "utf-8") else ""
     if not text or _NOT_WESTERN.search(text) or "\ufffd" in text:
-        line = _first_line_not_utf8(content)
+        line = 1
+        try:
+            content.decode()
+        except UnicodeDecodeError as problem:
+            line = content.count(b"\n", 0, problem.start) + 1
         raise UserError(f"{name} is not UTF-8 text (see line {line}), and its encoding is unknown: save it as UTF-8.")
     non_ascii_words = dict.fromkeys(re.findall(r"[^\W\d_]*[^\x00-\x7f][^\W\d_]*", text))
     examples = ", ".join(list(non_ascii_words)[:3])
@@ -135,14 +139,6 @@ def _detect_wide_encoding(content: bytes) -> str | None:
     return "utf-16-be" if zeros[0] + zeros[2] > zeros[1] + zeros[3] else "utf-16-le"
 
 
-def _first_line_not_utf8(content: bytes) -> int:
-    try:
-        content.decode()
-    except UnicodeDecodeError as problem:
-        return content.count(b"\n", 0, problem.start) + 1
-    return 1
-
-
 def require_regular(path: Path) -> Path:
     """Return a path unchanged; raise a UserError if the path exists and is not a regular file."""
     if os.path.exists(path) and not is_regular(path):
@@ -160,9 +156,15 @@ def parse_yaml(text: str, as_text: bool = False) -> Any:
         _check_structure(text)
         return yaml.load(text, Loader=_TextLoader if as_text else _Loader)
     except yaml.MarkedYAMLError as problem:
+        if isinstance(problem, _RefusedYAML):
+            text = problem.problem
+        elif isinstance(problem, yaml.constructor.ConstructorError):
+            text = "it has a value that is not a plain text, number, list or mapping"
+        else:
+            text = "it is not valid YAML"
         mark = problem.problem_mark
         position = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ValueError(f"{_describe_yaml_error(problem)}{position}") from None
+        raise ValueError(f"{text}{position}") from None
     except Exception as problem:  # YAML's constructors raise many types for odd values, such as "!!int ''"
         raise ValueError("a value is not valid YAML") from problem
 
@@ -217,11 +219,3 @@ class _TextLoader(_Loader):
                 raise _RefusedYAML(problem=f"the key {key.value!r} occurs twice", problem_mark=key.start_mark)
             keys.add(key.value)
         return super().construct_mapping(node, deep)
-
-
-def _describe_yaml_error(problem: yaml.MarkedYAMLError) -> str:
-    if isinstance(problem, _RefusedYAML):
-        return str(problem.problem)
-    if isinstance(problem, yaml.constructor.ConstructorError):
-        return "it has a value that is not a plain text, number, list or mapping"
-    return "it is not valid YAML"

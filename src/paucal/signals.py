@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-_STOP_SIGNALS = ("SIGTERM", "SIGHUP")  # SIGHUP means that the terminal was closed; Windows has no SIGHUP
-# SLURM sends one of these signals before a job's time limit if the job was submitted with `--signal`.
-_SLURM_SIGNALS = ("SIGUSR1", "SIGUSR2")
+# Windows has neither SIGHUP, which means that the terminal was closed, nor SIGUSR1 and SIGUSR2. SLURM sends one of the
+# latter two before a job's time limit if the job was submitted with `--signal`.
+_HANGUP_SIGNALS = [getattr(signal, name) for name in ("SIGHUP",) if hasattr(signal, name)]
+_SLURM_SIGNALS = [getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
 INTERRUPT_MESSAGE = "interrupted."
 INTERRUPT_CODE = 130  # the exit code that shells report for a program that was ended by SIGINT
 
@@ -39,8 +40,16 @@ def stop_signals() -> tuple[int, ...]:
     `nohup` ignores SIGHUP, and submitit ignores SIGTERM and requeues its job at SIGUSR2.
     """
     is_in_slurm = any(name.startswith("SLURM_") for name in os.environ)
-    numbers = [*_signal_numbers(_STOP_SIGNALS), *(_signal_numbers(_SLURM_SIGNALS) if is_in_slurm else ())]
-    return tuple(number for number in numbers if _is_unhandled(number))
+    numbers = []
+    for number in (signal.SIGTERM, *_HANGUP_SIGNALS, *(_SLURM_SIGNALS if is_in_slurm else ())):
+        handler = signal.getsignal(number)
+        owner = getattr(handler, "__module__", None) or ""
+        if number in _SLURM_SIGNALS:
+            is_free = handler == signal.SIG_DFL or owner == __name__
+        else:
+            is_free = handler not in (signal.SIG_IGN, None) and not owner.startswith("submitit.")
+        numbers += [number] if is_free else []
+    return tuple(numbers)
 
 
 @contextmanager
@@ -77,7 +86,7 @@ def ignore_stop_signals() -> None:
     then, training would fail in the middle of a step. On Linux, where the sender of a signal is known, a SIGTERM from
     the parent still ends the loader process.
     """
-    for number in (signal.SIGINT, *_signal_numbers((*_STOP_SIGNALS[1:], *_SLURM_SIGNALS))):
+    for number in (signal.SIGINT, *_HANGUP_SIGNALS, *_SLURM_SIGNALS):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -94,15 +103,3 @@ def _exit_at_once(number: int, frame: FrameType | None) -> None:
     with suppress(OSError):  # standard error may be closed
         os.write(2, f"{INTERRUPT_MESSAGE}\n".encode())
     os._exit(INTERRUPT_CODE)
-
-
-def _signal_numbers(names: tuple[str, ...]) -> list[int]:
-    return [getattr(signal, name) for name in names if hasattr(signal, name)]
-
-
-def _is_unhandled(number: int) -> bool:
-    handler = signal.getsignal(number)
-    owner = getattr(handler, "__module__", None) or ""
-    if number in _signal_numbers(_SLURM_SIGNALS):
-        return handler == signal.SIG_DFL or owner == __name__
-    return handler not in (signal.SIG_IGN, None) and not owner.startswith("submitit.")

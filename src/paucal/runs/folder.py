@@ -50,11 +50,22 @@ class _PlainDumper(yaml.SafeDumper):
         return True
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class RunFolder:
-    """The folder of a run; the properties are paths and contents of files in the folder."""
+    """The folder of a run: the paths of its files, and methods that read and write files."""
 
     path: Path
+
+    def __post_init__(self) -> None:
+        self.config = self.path / CONFIG_FILE  # resolved settings and the origin of each value
+        self.split = self.path / "split.csv"  # table with the split of each image
+        self.metrics = self.path / "metrics.csv"  # table with one row per epoch
+        self.last = self.path / "checkpoints" / "last.ckpt"  # newest checkpoint, from which the run is resumed
+        self.best = self.path / "checkpoints" / "best.ckpt"  # checkpoint with the best validation score
+        self.weights = self.path / "model.safetensors"  # final weights, for inference
+        self.card = self.path / "model.json"  # model card: architecture, classes and preprocessing of `weights`
+        self.plots = self.path / "plots"  # folder with figures
+        self.log = self.path / "train.log"  # each printed line with its time
 
     @property
     def finished(self) -> bool:
@@ -68,51 +79,6 @@ class RunFolder:
             return str(parse_json(read_text(self.path.parent / PLACE_FILE, MAX_CONFIG_BYTES))["url"])
         except (OSError, UserError, ValueError, KeyError, TypeError):
             return str(self.path)
-
-    @property
-    def config(self) -> Path:
-        """The path of the file with the resolved settings and the origin of each value."""
-        return self.path / CONFIG_FILE
-
-    @property
-    def split(self) -> Path:
-        """The path of the table with the split of each image."""
-        return self.path / "split.csv"
-
-    @property
-    def metrics(self) -> Path:
-        """The path of the table of metrics, with one row per epoch."""
-        return self.path / "metrics.csv"
-
-    @property
-    def last(self) -> Path:
-        """The path of the newest checkpoint, from which the run is resumed."""
-        return self.path / "checkpoints" / "last.ckpt"
-
-    @property
-    def best(self) -> Path:
-        """The path of the checkpoint with the best validation score."""
-        return self.path / "checkpoints" / "best.ckpt"
-
-    @property
-    def weights(self) -> Path:
-        """The path of the final weights, for inference."""
-        return self.path / "model.safetensors"
-
-    @property
-    def card(self) -> Path:
-        """The path of the model card, which describes the architecture, classes and preprocessing of `weights`."""
-        return self.path / "model.json"
-
-    @property
-    def plots(self) -> Path:
-        """The path of the folder with figures."""
-        return self.path / "plots"
-
-    @property
-    def log(self) -> Path:
-        """The path of the log, which contains each printed line with its time."""
-        return self.path / "train.log"
 
     def write_config(
         self, settings: Mapping[str, Any], origins: Mapping[str, str], verb: str, **extra_entries: Any
@@ -181,21 +147,20 @@ class RunFolder:
 def create_run(output: Path | None, root: Path = Path("runs")) -> RunFolder:
     """Create a run folder: `output`, or the next free number in `root`."""
     if output is not None and is_nonempty(output):
-        raise UserError(f"--output: {str(output)!r} exists already{_advice_on_run(output)}.")
+        replacement = "choose another folder, or replace it with --overwrite"
+        if not output.is_dir():
+            advice = " and is not a folder: choose another"
+        elif not (output / CONFIG_FILE).is_file():
+            advice = " and is not empty: choose another folder"
+        elif RunFolder(output).finished:
+            advice = f", a finished run: {replacement}"
+        else:
+            advice = f": resume it with --resume {shlex.quote(str(output))}, {replacement}"
+        raise UserError(f"--output: {str(output)!r} exists already{advice}.")
     path = create_next_numbered(root) if output is None else output
     (path / "checkpoints").mkdir(parents=True, exist_ok=True)
     (path / "plots").mkdir(exist_ok=True)
     return RunFolder(path)
-
-
-def _advice_on_run(output: Path) -> str:
-    if not (output / CONFIG_FILE).is_file():
-        return " and is not empty: choose another folder" if output.is_dir() else " and is not a folder: choose another"
-    if RunFolder(output).finished:
-        return ", a finished run: choose another folder, or replace it with --overwrite"
-    return (
-        f": resume it with --resume {shlex.quote(str(output))}, choose another folder, or replace it with --overwrite"
-    )
 
 
 def is_nonempty(path: Path) -> bool:
