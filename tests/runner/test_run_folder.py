@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from paucal.runner.console import SilentConsole
-from paucal.runner.run_folder import RunLockCallback, RunWriter, aside_path, is_valid_state, move_aside
+from paucal.runner.run_folder import RunWriter, aside_path, is_valid_state, move_aside
 from paucal.runs import create_run
 from paucal.runs.lock import LOCK_FILE, RunLock
 from paucal.types import UserError
@@ -142,7 +142,7 @@ def test_first_writer__that_lost_its_run_stops_and_leaves_it_alone(tmp_path):
         (run.path / LOCK_FILE).write_text(json.dumps(theirs))
         assert writing._lock is not None
         writing._lock._last_renewal -= 1000
-        RunLockCallback(writing).on_train_batch_start(*trainer(), None, 0)
+        writing.on_train_batch_start(*trainer(), None, 0)
 
     assert "another process has taken over" in failing(UserError, work)
     assert json.loads((old.path / LOCK_FILE).read_text())["token"] == "theirs"

@@ -175,9 +175,12 @@ class Console:
             table.add_column(heading, overflow="fold")
         for name, origin in origins.items():
             value = getattr(settings, name)
-            if origin != "default" and value is not None:
-                table.add_row(name, escape(_short_text(value)), escape(origin))
-                self.note(f"setting {name} = {_short_text(value)} ({origin})")
+            if origin == "default" or value is None:
+                continue
+            text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+            text = f"{value:g}" if isinstance(value, float) else shorten(text)
+            table.add_row(name, escape(text), escape(origin))
+            self.note(f"setting {name} = {text} ({origin})")
         self.show(table)
         for remark in remarks:
             self.say(f"note: {remark}")
@@ -271,9 +274,3 @@ def result_line(heading: str, row: Mapping[str, float]) -> str:
     parts = [heading, f"train: {', '.join(losses)}"]
     parts += [f"val: {', '.join(scores)}"] if scores else []
     return "  ".join([*parts, f"{row['seconds']:.0f} s"])
-
-
-def _short_text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
-    return shorten(" ".join(map(str, value)) if isinstance(value, list) else str(value))

@@ -9,10 +9,8 @@ import io
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar
@@ -29,8 +27,6 @@ from paucal.data.boxes.table import find_columns as find_box_columns
 from paucal.data.decoded.cache_folder import dataframes_folder
 from paucal.data.masks.pairs import MASK_COLUMNS
 from paucal.data.sources.table_columns import IMAGE_COLUMNS, normalise_column_name
-from paucal.runs import RunFolder
-from paucal.runs.folder import FRAME_FILE
 from paucal.types import UserError
 from paucal.wording import first_line
 from paucal.writing import csv_text, write_atomically
@@ -38,10 +34,7 @@ from paucal.writing import csv_text, write_atomically
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from paucal.runner.job import RunSetup
-
 F = TypeVar("F", bound=Callable[..., Any])
-A = TypeVar("A", bound="RunSetup[Any]")
 IMAGE_COLUMN, CLASS_COLUMN, MASK_COLUMN = "filename", "class", "mask"
 
 
@@ -213,25 +206,6 @@ def to_pandas(table: pa.Table) -> "DataFrame":
             "pandas is not installed: install pandas (pip install pandas), or use the Arrow table, which other "
             "data-frame libraries can read."
         ) from None
-
-
-def copy_frame_to_run(run: RunFolder, setup: A) -> A:
-    """Copy a stored DataFrame into the run folder, so that the run can be repeated, and return the new setup."""
-    if setup.settings.data is None:  # segmentation may have --images instead
-        return setup
-    path = Path(setup.settings.data)
-    if path.parent != dataframes_folder().resolve() or not FRAME_FILE.fullmatch(path.name):
-        return setup
-    copy = run.path.resolve() / path.name
-    if not copy.exists():
-        try:
-            os.link(path, copy)
-        except OSError:  # another disk, or a system without links
-            shutil.copyfile(path, copy)
-    images, changes = setup.data.images, {}
-    if images.location == str(path):
-        changes["images"] = replace(images, location=str(copy))
-    return replace(setup, settings=replace(setup.settings, data=str(copy)), data=replace(setup.data, **changes))
 
 
 def _store_file(content: bytes, suffix: str) -> Path:

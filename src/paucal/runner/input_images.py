@@ -122,7 +122,14 @@ def read_all(
 def _open_path(path: str, console: Console) -> Iterator[ImageSet]:
     """Yield the images at a path or URL, or the images at each match of a pattern."""
     if is_remote(path):
-        yield _open_remote(path)
+        advice = f"single images must be files, but {path!r} is a URL: download the image, and give the file."
+        if urlsplit(path).path.lower().endswith(IMAGE_SUFFIXES):
+            raise UserError(advice)
+        try:
+            images = open_images(path, labelled=False)
+        except UserError as problem:
+            raise UserError(f"{str(problem).removesuffix('.')}; {advice}") from problem
+        yield images
         return
     if Path(path).exists() or not glob.has_magic(path):
         yield open_images(path, labelled=False)
@@ -140,16 +147,6 @@ def _open_path(path: str, console: Console) -> Iterator[ImageSet]:
         console.say(f"{counted(n_others, 'match', 'matches')} of {path!r} {predicate}")
     for name in images:
         yield open_images(name, labelled=False)
-
-
-def _open_remote(url: str) -> ImageSet:
-    advice = f"single images must be files, but {url!r} is a URL: download the image, and give the file."
-    if urlsplit(url).path.lower().endswith(IMAGE_SUFFIXES):
-        raise UserError(advice)
-    try:
-        return open_images(url, labelled=False)
-    except UserError as problem:
-        raise UserError(f"{str(problem).removesuffix('.')}; {advice}") from problem
 
 
 def _has_images(path: Path) -> bool:

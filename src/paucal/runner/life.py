@@ -22,7 +22,6 @@ from paucal.data.splits.split_csv import require_same_images, write_split
 from paucal.memory import keep_freed_memory
 from paucal.models.trained import save_trained
 from paucal.runner.console import Console, NullConsole, SilentConsole
-from paucal.runner.frames import copy_frame_to_run
 from paucal.runner.job import A, EpochListener, Job, R, S
 from paucal.runner.loggers import Loggers, check_loggers
 from paucal.runner.processes import (
@@ -37,7 +36,7 @@ from paucal.runner.processes import (
     tell_others_of_failure,
 )
 from paucal.runner.resuming import input_names, reopen, store_changes, stored_settings
-from paucal.runner.run_folder import RunWriter, resolve_output
+from paucal.runner.run_folder import RunWriter, copy_frame_to_run, resolve_output
 from paucal.runner.run_time import count_time_from
 from paucal.runner.starts import START_FILE
 from paucal.runner.stored_runs import require_one_machine, written_to_storage
@@ -101,7 +100,7 @@ def begin(
             write_split(run.split, images, split, image_digests(images))
             job.write_beginning(run, setup)
         send_path(run.path)
-        return _execute_run(job, run, setup, console, [*callbacks, *storage_callbacks, *writer.callbacks()])
+        return _execute_run(job, run, setup, console, [*callbacks, *storage_callbacks, writer])
 
 
 def resume(
@@ -137,7 +136,7 @@ def resume(
             if settings != old_settings:  # only after all checks, so that an invalid change cannot damage the run
                 store_changes(run, settings, origins)
         send_path(run.path)
-        return _execute_run(job, run, setup, console, [*callbacks, *storage_callbacks, *writer.callbacks()])
+        return _execute_run(job, run, setup, console, [*callbacks, *storage_callbacks, writer])
 
 
 def run_quietly(
@@ -314,11 +313,16 @@ def _fit_run(
         first_pass = checkpoint_step(run.last) * prepared.plan.accumulate if run.last.exists() else 0
         plan = add_time_plan(run, prepared.plan, prepared.planned_at)
         setup = replace(prepared, plan=plan)
+
+        def log_and_listen(epoch: int, epochs: int, row: Mapping[str, float]) -> bool | None:
+            loggers.log_row(row)
+            return listener.on_epoch(epoch, epochs, row)
+
         records = Records(
             run,
             save_model=lambda module: save_trained(run, module, setup.card),
             validation=job.validation(setup),
-            on_epoch=loggers.log_before(listener.on_epoch),
+            on_epoch=log_and_listen,
             on_start=listener.on_start if listener.scores_start else None,
             on_change=lambda plan, pace: console.say(describe_change(plan, pace)),
         )

@@ -21,7 +21,6 @@ from lightning.pytorch.loggers.logger import Logger
 from paucal.runner.console import Console
 from paucal.runs import RunFolder
 from paucal.settings.shared import JobSettings
-from paucal.training.keeper import OnEpoch
 from paucal.types import UserError
 from paucal.wording import shorten
 
@@ -152,7 +151,12 @@ class Loggers:
     def __enter__(self) -> "Loggers":
         if self._names:
             check_loggers(self._names)
-            self._read_record()
+            if (self._run.path / RECORD_FILE).exists():
+                record = self._run.read_json(RECORD_FILE)
+                ids, step = record.get("ids"), record.get("step")
+                ids_by_name = ids.items() if isinstance(ids, dict) else ()
+                self._ids = {name: run_id for name, value in ids_by_name if (run_id := checked_id(value)) is not None}
+                self._logged_step = step if isinstance(step, int) else 0
             self._new_loggers = [name for name in self._names if name not in self._ids]
             if self._new_loggers:
                 self._logged_step = 0  # a new logger has no row yet
@@ -176,21 +180,10 @@ class Loggers:
             self._call_or_drop(name, lambda logger: logger.log_hyperparams(dict(self._settings)))
         self._new_loggers = []
 
-    def log_before(self, on_epoch: OnEpoch) -> OnEpoch:
-        """Return a function that logs an epoch's row and then calls `on_epoch`."""
-        if not self._open_loggers:
-            return on_epoch
-
-        def log_and_call(epoch: int, epochs: int, row: Mapping[str, float]) -> bool | None:
-            self.log_row(row)
-            return on_epoch(epoch, epochs, row)
-
-        return log_and_call
-
     def log_row(self, row: Mapping[str, float]) -> None:
         """Log the row of an epoch, unless the row was already logged before a crash."""
         step = int(row["step"])
-        if step <= self._logged_step:
+        if not self._names or step <= self._logged_step:
             return
 
         def log_and_save(logger: Logger) -> None:
@@ -213,16 +206,6 @@ class Loggers:
             score = LOGGER_FUNCTIONS[name].log_scores
             self._call_or_drop(name, lambda logger, score=score: score(logger, self._settings, finite_scores, step))
         self._status = "success"
-
-    def _read_record(self) -> None:
-        if not (self._run.path / RECORD_FILE).exists():
-            return
-        record = self._run.read_json(RECORD_FILE)
-        ids = record.get("ids")
-        checked_ids = {name: checked_id(run_id) for name, run_id in ids.items()} if isinstance(ids, dict) else {}
-        self._ids = {name: run_id for name, run_id in checked_ids.items() if run_id is not None}
-        step = record.get("step")
-        self._logged_step = step if isinstance(step, int) else 0
 
     def _write_record(self) -> None:
         self._run.write_json(RECORD_FILE, {"ids": self._ids, "step": self._logged_step})

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from paucal.data.named.table import is_published_set
 from paucal.data.sources.joining import split_location
@@ -12,10 +11,8 @@ from paucal.evaluation.results import read_report
 from paucal.reading import expand_user_path
 from paucal.runner.writable import check_file_writable, check_folder_writable
 from paucal.runs import RunFolder
-from paucal.settings.shared import JobSettings
 from paucal.types import UserError
 
-S = TypeVar("S", bound=JobSettings)
 # Main files of an evaluation of one run
 SCORE_FILES = ("metrics.json", "segmentation.json")
 # Names of the files that evaluations write, as (main files, other files); a main file identifies a folder of results.

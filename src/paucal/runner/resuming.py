@@ -83,7 +83,15 @@ def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple
     direct_names = set(CHANGEABLE) - {"devices", "nodes"}
     settings = replace(settings, **{name: value for name, value in changes.items() if name in direct_names})
     check_ranges(settings)
-    _require_inputs(run, settings, job)
+    for name in input_names(job):
+        for place in split_location(getattr(settings, name) or ""):
+            # A relative value is the name of a published data set.
+            if os.path.isabs(place) and not os.path.exists(place):
+                new_location = "DATA" if name == "data" else f"{flag(name)} PLACE"
+                raise UserError(
+                    f"{place!r} of the run {str(run.path)!r} does not exist: give the new location, as in 'paucal "
+                    f"{job.verb} --resume {shlex.quote(str(run.path))} {new_location}'."
+                )
     origins = {**origins, **dict.fromkeys(changes, "flag of --resume")}
     devices, nodes = resumed_process_counts(changes, settings)
     if (devices, nodes) != (settings.devices, settings.nodes):
@@ -95,18 +103,6 @@ def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple
 def input_names(job: "AnyJob") -> tuple[str, ...]:
     """Return the names of the settings for files and folders that a resumed run reads, and that may have moved."""
     return tuple(name for name in job.reads if name not in ("init", "split"))
-
-
-def _require_inputs(run: RunFolder, settings: Any, job: "AnyJob") -> None:
-    """Refuse to resume a run whose stored inputs are missing, and explain how to give their new location."""
-    for name in input_names(job):
-        for path in split_location(getattr(settings, name) or ""):
-            if os.path.isabs(path) and not os.path.exists(path):  # a relative value is the name of a published data set
-                new_location = "DATA" if name == "data" else f"{flag(name)} PLACE"
-                raise UserError(
-                    f"{path!r} of the run {str(run.path)!r} does not exist: give the new location, as in 'paucal "
-                    f"{job.verb} --resume {shlex.quote(str(run.path))} {new_location}'."
-                )
 
 
 def store_changes(run: RunFolder, settings: Any, origins: Mapping[str, str]) -> None:

@@ -7,15 +7,16 @@ the old run back.
 
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from lightning.pytorch import Callback, Trainer
 
+from paucal.data.decoded.cache_folder import dataframes_folder
 from paucal.data.sources.opening import BUILT_IN
 from paucal.reading import expand_user_path
 from paucal.runner.console import Console
@@ -28,8 +29,13 @@ from paucal.runs.lock import LOCK_FILE, RunLock, has_holder, require_unlocked
 from paucal.settings.options import flag
 from paucal.settings.shared import JobSettings
 from paucal.types import UserError
+from paucal.writing import link_or_copy
+
+if TYPE_CHECKING:
+    from paucal.runner.job import RunSetup
 
 S = TypeVar("S", bound=JobSettings)
+A = TypeVar("A", bound="RunSetup[Any]")
 NOTE_FILE = "replaced.txt"
 # Names of the files and folders that runs write. Any other file in a run folder belongs to the user.
 RUN_FILES = {
@@ -169,56 +175,56 @@ def _foreign_names(path: Path) -> set[str]:
     return {name for name in names if not any(pattern.fullmatch(name) for pattern in patterns)}
 
 
-class RunWriter:
-    """Context manager that locks a run folder, and keeps a replaced run until the new run has saved a valid state."""
+class RunWriter(Callback):
+    """Context manager that locks a run folder, and keeps a replaced run until the new run has saved a valid state.
+
+    As a Lightning callback, it stops a run that has lost its lock, and removes the replaced run.
+    """
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self._run: RunFolder | None = None
         self._lock: RunLock | None = None
-        self._replaced = False
+        self._keeps_replaced = False  # whether this run replaces an old run that has not been removed yet
 
     def begin(self, output: str | None, overwrite: bool) -> RunFolder:
         """Create and lock the folder of a new run; an old run in this folder is first moved to another path."""
-        if output is not None and overwrite and is_nonempty(Path(output)):
-            self._move_old_run_aside(Path(output))
-        run = create_run(None if output is None else Path(output))
-        self._keep_lock(run)
+        path = None if output is None else Path(output)
+        if path is not None and overwrite and is_nonempty(path):
+            require_replaceable(path)
+            # Lock the old run, so that no other process replaces or resumes that run meanwhile.
+            lock = RunLock(path)
+            lock.acquire()
+            try:
+                aside_folder = move_aside(path)
+                self._run, self._keeps_replaced = RunFolder(path), True
+                lock.folder, lock.path = aside_folder, aside_folder / lock.path.name
+            finally:
+                lock.release()
+            self.console.say(f"the old run is kept in {aside_folder} until the new run has saved its first state")
+        run = create_run(path)
+        self._acquire_lock(run)
         return run
 
     def lock_existing(self, run: RunFolder) -> None:
         """Lock the folder of an existing run."""
-        self._keep_lock(run)
+        self._acquire_lock(run)
         remove_temporary_files(run.path)
         if has_set_aside_run(run.path):  # an earlier process was killed before it removed the replaced run
-            self._replaced = True
+            self._keeps_replaced = True
             if run.last.exists():
-                self.discard_replaced()
+                self._discard_replaced(run)
 
-    def discard_replaced(self) -> None:
-        """Remove the replaced run, because the new run has saved a state."""
-        if self._replaced and self._run is not None:
-            self._replaced = False
-            discard_replaced_run(self._run.path)
-
-    def callbacks(self) -> Sequence[Callback]:
-        """Return the Lightning callbacks that check the lock during training."""
-        return [RunLockCallback(self)]
-
-    @property
-    def keeps_replaced(self) -> bool:
-        """Whether this run replaces an old run that has not been removed yet."""
-        return self._replaced
-
-    @property
-    def has_state(self) -> bool:
-        """Whether the run has saved a checkpoint from which it can be resumed."""
-        return self._run is not None and self._run.last.exists()
-
-    def check(self) -> None:
-        """Raise a UserError if another process has taken over the folder."""
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Raise a UserError if another process has taken over the lock."""
         if self._lock is not None:
             self._lock.check()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Remove the replaced run once this run has saved a valid state."""
+        run = self._run
+        if self._keeps_replaced and run is not None and run.last.exists() and is_valid_state(trainer, pl_module):
+            self._discard_replaced(run)
 
     def __enter__(self) -> "RunWriter":
         return self
@@ -229,50 +235,25 @@ class RunWriter:
         lost_lock = self._lock is not None and self._lock.lost
         if self._lock is not None:
             self._lock.release()
-        if not self._replaced or self._run is None or lost_lock:
+        if not self._keeps_replaced or self._run is None or lost_lock:
             return
+        path = self._run.path
         if problem is None:
-            self.discard_replaced()
-            return
-        if self._lock is None and self._run.path.exists():  # another process locked the folder first
-            self.console.say(f"the old run is in {aside_path(self._run.path)}")
-            return
-        restore_replaced_run(self._run.path)
-        self.console.say(f"restored the old run in {self._run.path}: the new run ended before it saved a valid state")
+            self._discard_replaced(self._run)
+        elif self._lock is None and path.exists():  # another process locked the folder first
+            self.console.say(f"the old run is in {aside_path(path)}")
+        else:
+            restore_replaced_run(path)
+            self.console.say(f"restored the old run in {path}: the new run ended before it saved a valid state")
 
-    def _move_old_run_aside(self, path: Path) -> None:
-        require_replaceable(path)
-        # Lock the old run, so that no other process replaces or resumes that run meanwhile.
-        lock = RunLock(path)
-        lock.acquire()
-        try:
-            aside_folder = move_aside(path)
-            self._run, self._replaced = RunFolder(path), True
-            lock.folder, lock.path = aside_folder, aside_folder / lock.path.name
-        finally:
-            lock.release()
-        self.console.say(f"the old run is kept in {aside_folder} until the new run has saved its first state")
-
-    def _keep_lock(self, run: RunFolder) -> None:
+    def _acquire_lock(self, run: RunFolder) -> None:
         lock = RunLock(run.path)
         lock.acquire()
         self._run, self._lock = run, lock
 
-
-class RunLockCallback(Callback):
-    """Stops a run that has lost its lock, and removes the replaced run once this run has saved a valid state."""
-
-    def __init__(self, writer: RunWriter) -> None:
-        self.writer = writer
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Raise a UserError if another process has taken over the lock."""
-        self.writer.check()
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Remove the replaced run once this run has saved a valid state."""
-        if self.writer.keeps_replaced and self.writer.has_state and is_valid_state(trainer, pl_module):
-            self.writer.discard_replaced()
+    def _discard_replaced(self, run: RunFolder) -> None:
+        self._keeps_replaced = False
+        discard_replaced_run(run.path)
 
 
 def is_valid_state(trainer: Trainer, module: Any) -> bool:
@@ -300,7 +281,11 @@ def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
     refuse_inside_images(path, images, settings.data_root)
     if finish_replacement(path):
         console.say(f"moved the previous run back from {aside_path(path)} to {path}, since a command was interrupted")
-    if not _is_taken(path):
+    try:
+        is_taken = is_nonempty(path)
+    except (OSError, ValueError):  # `check_folder_writable` reports long names and unreadable folders
+        is_taken = False
+    if not is_taken:
         check_folder_writable(path)
     elif not settings.overwrite:
         create_run(path)  # raises an error with advice
@@ -317,8 +302,17 @@ def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
     return replace(settings, output=str(path))
 
 
-def _is_taken(path: Path) -> bool:
-    try:
-        return is_nonempty(path)
-    except (OSError, ValueError):  # `check_folder_writable` reports long names and unreadable folders
-        return False
+def copy_frame_to_run(run: RunFolder, setup: A) -> A:
+    """Copy a stored DataFrame into the run folder, so that the run can be repeated, and return the new setup."""
+    if setup.settings.data is None:  # segmentation may have --images instead
+        return setup
+    path = Path(setup.settings.data)
+    if path.parent != dataframes_folder().resolve() or not FRAME_FILE.fullmatch(path.name):
+        return setup
+    copy = run.path.resolve() / path.name
+    if not copy.exists():
+        link_or_copy(path, copy)
+    data = setup.data
+    if data.images.location == str(path):
+        data = replace(data, images=replace(data.images, location=str(copy)))
+    return replace(setup, settings=replace(setup.settings, data=str(copy)), data=data)

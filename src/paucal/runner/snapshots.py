@@ -3,7 +3,6 @@
 import os
 import shutil
 import stat
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,13 +27,10 @@ def take_snapshot(folder: Path, target: Path) -> dict[str, FileStamp]:
         except FileNotFoundError:  # the run has replaced a file in the meantime
             continue
         second_stamps = _file_stamps(folder)
-        if _checkpoint_stamps(first_stamps) == _checkpoint_stamps(second_stamps):
+        changed = {name for name, _ in first_stamps.items() ^ second_stamps.items()}
+        if CONFIG_FILE not in changed and not any(name.startswith("checkpoints/") for name in changed):
             return first_stamps
     raise OSError("the run writes faster than it can be copied")
-
-
-def _checkpoint_stamps(stamps: Mapping[str, FileStamp]) -> dict[str, FileStamp]:
-    return {name: stamp for name, stamp in stamps.items() if name.startswith("checkpoints/") or name == CONFIG_FILE}
 
 
 def _file_stamps(folder: Path) -> dict[str, FileStamp]:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -97,9 +97,17 @@ def find_initial_weights(settings: ModelSettings, run: RunFolder | None = None) 
     path = _require_path(settings.init)
     folder = RunFolder(path) if path.is_dir() else find_run_of_file(path)
     if folder is not None:
-        card, file = read_card(folder), None if path.is_dir() else path
+        card = read_card(folder)
         facts, image_input = _describe_run_weights(folder, card), card.preprocessing.image_input
-        return WeightsSource(facts, lambda _: _read_run_weights(folder, card, file), lambda _: image_input)
+        source = f"the run {folder.path}" if path.is_dir() else f"{path.name} of the run {folder.path}"
+        read_tree = partial(read_weights, folder.weights) if path.is_dir() else partial(read_untrusted, path)
+        return WeightsSource(
+            facts,
+            lambda _: StartWeights(
+                read_tree(), source, card.backbone.name, card.classes or None, card.backbone.oblong_grid()
+            ),
+            lambda _: image_input,
+        )
     source, read_tree, network = f"the file {path.name}", cache(lambda: read_untrusted(path)), settings.init_network
     # With --model, the model of the weights is neither needed nor always known.
     model = None if settings.model is not None else model_of_file(path, read_tree(), "--init")
@@ -181,12 +189,6 @@ def count_images_seen(run: RunFolder) -> int | None:
     except (UserError, OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
         pass  # a file is missing, or another program wrote it
     return None
-
-
-def _read_run_weights(run: RunFolder, card: ModelCard, file: Path | None) -> StartWeights:
-    tree = read_weights(run.weights) if file is None else read_untrusted(file)
-    source = f"the run {run.path}" if file is None else f"{file.name} of the run {run.path}"
-    return StartWeights(tree, source, card.backbone.name, card.classes or None, card.backbone.oblong_grid())
 
 
 @dataclass(frozen=True)

@@ -54,13 +54,8 @@ class StoredRun:
         self._storage, root = open_storage(self.url)
         self._root = root.rstrip("/")
         self._newest_manifest: Manifest = {}  # files of the manifest that was last fetched or published
-        self._manifest_number = 0  # number of the newest manifest; 0 if there is no manifest
+        self.number = 0  # number of the newest manifest that was read or written; 0 if there is no manifest
         self._uploaded: dict[str, tuple[FileStamp, str]] = {}  # stamp and digest of each file at its last upload
-
-    @property
-    def number(self) -> int:
-        """Number of the newest manifest that was read or written."""
-        return self._manifest_number
 
     def path(self, name: str) -> str:
         """Return the full path of an object."""
@@ -81,7 +76,7 @@ class StoredRun:
                     f"both manifests of the run {self.url!r} are damaged: restore a manifest, or train again."
                 )
             return None
-        self._manifest_number, files = max(complete_manifests, key=lambda manifest: manifest[0])
+        self.number, files = max(complete_manifests, key=lambda manifest: manifest[0])
         return files
 
     def _read_manifest(self, name: str) -> tuple[int, Manifest] | tuple[()] | None:
@@ -153,18 +148,18 @@ class StoredRun:
         The run may write to the folder during the upload. `confirm` raises an error if another process has taken over
         the lock.
         """
-        if not self._manifest_number:
-            self.manifest()  # updates `_manifest_number`
+        if not self.number:
+            self.manifest()  # updates `number`
         with _temporary_folder() as scratch:
             stamps = take_snapshot(folder, scratch)
             manifest = {name: self._publish_file(name, scratch / name, stamp) for name, stamp in stamps.items()}
             confirm()
-            number = self._manifest_number + 1
+            number = self.number + 1
             content = {"number": number, "files": manifest, "check": _manifest_digest(number, manifest)}
             name, text = MANIFEST_NAMES[number % 2], json.dumps(content).encode()
             retry(lambda: self._storage.pipe_file(self.path(name), text))
         listed_digests = {digest for digest, _ in (*manifest.values(), *self._newest_manifest.values())}
-        self._newest_manifest, self._manifest_number = manifest, number
+        self._newest_manifest, self.number = manifest, number
         confirm()
         with suppress(Exception):  # the credentials may not allow removal, and the run is complete without it
             for path in self._storage.ls(self.path(OBJECTS_FOLDER), detail=False, refresh=True):
@@ -261,36 +256,29 @@ def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator
             raise UserError(
                 f"--output: {url!r} exists already: resume that run with --resume {url}, or choose another --output."
             )
-        if is_resumed and _last_sent_number(local_home) == stored_run.number and folder.exists():
+        # The number of the last manifest uploaded before a failed upload; None if no upload has failed.
+        try:
+            last_sent_number = int(parse_json((local_home / UNSENT_FILE).read_bytes())["number"])
+        except (OSError, ValueError, KeyError, TypeError):
+            last_sent_number = None
+        has_unsent_state = last_sent_number is not None and folder.exists()
+        if is_resumed and has_unsent_state and last_sent_number == stored_run.number:
             console.say(f"copying the newest state of {stored_run.url} from this machine")
             stored_run.publish(folder, lock.confirm)
-        elif is_resumed:
-            _keep_unsent_copy(local_home, console)
-            stored_run.fetch(folder)
         else:
-            _keep_unsent_copy(local_home, console)
-            shutil.rmtree(folder, ignore_errors=True)
+            if has_unsent_state:
+                kept_copy = local_home / f"unsent-{time.time_ns()}"
+                folder.rename(kept_copy)
+                console.say(f"a state that could not be copied to the storage is kept in {kept_copy}")
+            if is_resumed:
+                stored_run.fetch(folder)
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
         (local_home / UNSENT_FILE).unlink(missing_ok=True)
         write_text(local_home / PLACE_FILE, json.dumps({"url": stored_run.url}) + "\n")
         with StorageUploader(stored_run, lock, folder, console) as copy:
             yield copy
     console.say(f"the run is in {stored_run.url}")
-
-
-def _last_sent_number(local_home: Path) -> int | None:
-    """Return the number of the last manifest uploaded before a failed upload; None if no upload has failed."""
-    try:
-        return int(parse_json((local_home / UNSENT_FILE).read_bytes())["number"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _keep_unsent_copy(local_home: Path, console: Console) -> None:
-    """Rename a local copy whose newest state was not uploaded, so that the copy is not overwritten."""
-    if _last_sent_number(local_home) is not None and (local_home / "run").exists():
-        target = local_home / f"unsent-{time.time_ns()}"
-        (local_home / "run").rename(target)
-        console.say(f"a state that could not be copied to the storage is kept in {target}")
 
 
 def require_one_machine(overwrite: bool = False) -> None:

@@ -68,7 +68,15 @@ def hardware(settings: JobSettings) -> Hardware:
             f"for --devices {launched[0]} and --nodes {launched[1]}: remove --devices and --nodes."
         )
     if launched is None:
-        _check_count(device, requested[0])
+        if device == "cpu":
+            available, noun = max(2, count_usable_cores()), "processor core"
+        else:
+            available, noun = torch.cuda.device_count() if device == "cuda" else 1, f"{device} device"
+        if requested[0] > available:
+            raise UserError(
+                f"--devices is {requested[0]}, but this machine has {counted(available, noun)}: give {available} or "
+                "less."
+            )
     return Hardware(
         accelerator=device,
         devices=settings.devices,
@@ -78,17 +86,6 @@ def hardware(settings: JobSettings) -> Hardware:
         compile_backend="inductor" if settings.compile else None,
         hang_seconds=None if settings.hang_after is None else parse_duration(settings.hang_after, "--hang-after"),
     )
-
-
-def _check_count(device: str, requested: int) -> None:
-    if device == "cpu":
-        available, noun = max(2, count_usable_cores()), "processor core"
-    else:
-        available, noun = torch.cuda.device_count() if device == "cuda" else 1, f"{device} device"
-    if requested > available:
-        raise UserError(
-            f"--devices is {requested}, but this machine has {counted(available, noun)}: give {available} or less."
-        )
 
 
 def _lightning_strategy(settings: JobSettings) -> str:

@@ -88,20 +88,17 @@ def command_of(verb: str, argv: Sequence[str], output: str | None, resumed: str 
         if run.finished:
             raise UserError(f"the run {str(run.path)!r} is finished: start a new run with 'paucal {verb}'.")
         return Command(verb, arguments, str(run.path.resolve()), working_folder, resumes=True)
-    if output is not None and is_nonempty(Path(output)) and not _has_no_saved_state(Path(output)):
-        raise UserError(
-            f"--output: {output!r} exists already: resume that run with --resume, or choose another folder."
-        )
+    if output is not None and is_nonempty(path := Path(output)):
+        run = RunFolder(path)
+        has_results = run.last.exists() or run.card.exists() or run.finished or is_locked(path)
+        if has_results or not run.config.is_file():  # a run without any results may be started again
+            raise UserError(
+                f"--output: {output!r} exists already: resume that run with --resume, or choose another folder."
+            )
     if "--overwrite" in arguments:
         raise UserError("--overwrite is not supported with --on: choose a new --output.")
     path = create_next_numbered(Path("runs")) if output is None else Path(output)
     return Command(verb, arguments, str(path.resolve()), working_folder)
-
-
-def _has_no_saved_state(path: Path) -> bool:
-    """Return whether a run ended before it saved a checkpoint or results, so that it may be started again."""
-    run = RunFolder(path)
-    return run.config.is_file() and not (run.last.exists() or run.card.exists() or run.finished or is_locked(path))
 
 
 def without_flags(argv: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
