@@ -22,11 +22,6 @@ def diet_classes(facts: DataAndMachine) -> Choice:
     return n_classes, f"one for each image, at most {MAX_CLASSES}"
 
 
-def local_crops(local_size: Sequence[int] | None) -> Choice:
-    """Choose 0 local crops, since the classifier needs no second view of an image."""
-    return [0] * len(local_size or [0]), "each view is classified separately"
-
-
 def lr(facts: DataAndMachine, effective_batch: int) -> Choice:
     """Choose DIET-CP's learning rate for pretrained weights, and DIET's learning rate for random weights."""
     if lejepa.has_trained_weights(facts):
@@ -39,7 +34,10 @@ def _build_objective(settings: Any, spec: BackboneSpec, groups: Sequence[Crops])
     return Diet(spec, groups, settings.diet_classes, settings.diet_smoothing, settings.drop_path, frozen_stages)
 
 
-DIET_RULES = rules_by_name((diet_classes, local_crops, lr))
+DIET_RULES = {
+    "local_crops": lambda local_size: ([0] * len(local_size or [0]), "each view is classified separately"),
+    **rules_by_name((diet_classes, lr)),
+}
 # All other settings are chosen by the rules of LeJEPA, except those of its projector.
 LEJEPA_RULES = {name: rule for name, rule in lejepa.RULES.items() if name not in (*DIET_RULES, "projection_hidden")}
 METHOD = PretrainingMethod(

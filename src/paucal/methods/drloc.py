@@ -60,19 +60,6 @@ REQUIREMENTS = {
 }
 
 
-def options_from_settings(settings: Any) -> dict[str, Any]:
-    """Return the fields of `DrLocOptions` that the settings of a run set; these fields override the preset."""
-    options: dict[str, Any] = {"seed": settings.seed}
-    for name in (item.name for item in fields(DrLocSettings) if item.name not in _WITHOUT_FIELD):
-        value = getattr(settings, name, None)
-        if value is not None:
-            option = _FIELD_NAMES.get(name, name.removeprefix("drloc_"))
-            options[option] = SWITCHES[name][value] if name in SWITCHES else value
-    if getattr(settings, "drloc_sampling", "random") == "permutation":
-        options["n_pairs"] = None
-    return options
-
-
 def check_options(settings: Any) -> None:
     """Raise a UserError for settings that have no effect on the chosen variant or contradict each other."""
     for name, requirement in REQUIREMENTS.items():
@@ -103,11 +90,6 @@ def effective_value(settings: Any, name: str) -> Any:
     return getattr(PRESETS[settings.drloc_preset], name.removeprefix("drloc_")) if value is None else value
 
 
-def drloc_weight(model: str | None) -> Choice:
-    """Choose the paper's loss weight for the backbone's family, or 0.1 for a family that is not in the paper."""
-    return default_weight(model or "")
-
-
 def drloc_pairs(shape: Shape, drloc_sampling: str) -> Choice:
     """Choose the paper's number of pairs, or fewer on a small grid; None for a permutation of all grid positions."""
     if drloc_sampling == "permutation":
@@ -128,6 +110,15 @@ def drloc_hidden(shape: Shape) -> Choice:
 
 
 def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term:
+    # The fields of `DrLocOptions` that the settings override
+    options: dict[str, Any] = {"seed": settings.seed}
+    for name in (item.name for item in fields(DrLocSettings) if item.name not in _WITHOUT_FIELD):
+        value = getattr(settings, name, None)
+        if value is not None:
+            option = _FIELD_NAMES.get(name, name.removeprefix("drloc_"))
+            options[option] = SWITCHES[name][value] if name in SWITCHES else value
+    if getattr(settings, "drloc_sampling", "random") == "permutation":
+        options["n_pairs"] = None
     # Of all options, only the levels decide which feature grids the loss reads.
     shapes = backbone.shapes(FeatureRequest(effective_value(settings, "drloc_levels")))
     return DrLoc.from_preset(
@@ -135,14 +126,18 @@ def _build_term(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) ->
         [dim for dim, _, _ in shapes],
         [(height, width) for _, height, width in shapes],
         model_name=spec.name,
-        **options_from_settings(settings),
+        **options,
     )
 
 
 DRLOC_LOSS = ExtraLoss(
     name="drloc",
     settings=DrLocSettings,
-    rules=rules_by_name((drloc_weight, drloc_pairs, drloc_hidden)),
+    rules={
+        # The paper's loss weight for the backbone's family, or 0.1 for a family that is not in the paper
+        "drloc_weight": lambda model: default_weight(model or ""),
+        **rules_by_name((drloc_pairs, drloc_hidden)),
+    },
     check=check_options,
     advice="with --method {method}: remove {flag}, or add the loss with --add drloc",
     build=_build_term,

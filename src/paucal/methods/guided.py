@@ -16,7 +16,6 @@ from paucal.models.published import imagenet_classes, published_card
 from paucal.models.trained import load_trained, read_card
 from paucal.objectives import LocalityGuidance, Term
 from paucal.objectives.guided import DISTILLATION_WEIGHT, GUIDANCE_WEIGHT, Distillation, GuidedTerm
-from paucal.rules.resolve import Choice, rules_by_name
 from paucal.runs import RunFolder, open_model_folder
 from paucal.settings.options import flag
 from paucal.types import FeatureRequest, UserError
@@ -113,11 +112,6 @@ DISTILLATION_LOSS = ExtraLoss(
 )
 
 
-def guide_weight() -> Choice:
-    """Choose the loss weight of the published code."""
-    return GUIDANCE_WEIGHT, "as in the published code"
-
-
 def _build_locality_guidance(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term:
     if settings.guide is None:
         raise UserError(
@@ -142,7 +136,7 @@ def _adapt_guide_to_run(settings: Any, term: LocalityGuidance, run_images: RunIm
 LOCALITY_LOSS = ExtraLoss(
     name="locality",
     settings=LocalitySettings,
-    rules=rules_by_name((guide_weight,)),
+    rules={"guide_weight": lambda: (GUIDANCE_WEIGHT, "as in the published code")},
     paths=("guide",),
     advice="without --add locality: give --add locality, or remove {flag}",
     build=_build_locality_guidance,

@@ -19,7 +19,7 @@ from paucal.objectives.finetuning import FineTuning
 from paucal.objectives.one_network import LeJepa, LeJepaOptions, VisReg
 from paucal.rules import pretraining
 from paucal.rules.pretraining import PAPER_SIDE
-from paucal.rules.resolve import Choice, DataAndMachine, Shape, rules_by_name, supports_sides
+from paucal.rules.resolve import Choice, DataAndMachine, Rule, Shape, rules_by_name, supports_sides
 from paucal.types import Crops
 
 VISREG = "visreg"
@@ -79,31 +79,11 @@ def lr(facts: DataAndMachine, shape: Shape, effective_batch: int) -> Choice:
     return rate, f"{peak:g} at batch {EXAMPLE_BATCH} ({source}), times sqrt({effective_batch}/{EXAMPLE_BATCH})"
 
 
-def min_lr(lr: float) -> Choice:
-    """Choose a thousandth of the peak learning rate."""
-    return lr / 1000, AUTHORS_REASON
-
-
-def warmup_epochs(epochs: int | None) -> Choice:
-    """Choose one epoch, as in the authors' minimal example, but at most a tenth of the epochs."""
-    return min(1.0, 0.1 * (epochs or 1)), "one epoch, and at most a tenth of the run"
-
-
 def weight_decay(shape: Shape) -> Choice:
     """Choose the authors' weight decay, which differs between transformers and convolutional networks."""
     if shape().convolutional:
         return 5e-4, f"{AUTHORS_REASON} for a ResNet, here for a network of convolutions"
     return 0.05, f"{AUTHORS_REASON} for a ViT"
-
-
-def clip() -> Choice:
-    """Choose 0, which switches gradient clipping off."""
-    return 0.0, AUTHORS_REASON
-
-
-def pipeline() -> Choice:
-    """Choose the same augmentation for all crops, as in the authors' README."""
-    return "alike", AUTHORS_REASON
 
 
 def local_size(
@@ -160,12 +140,14 @@ def judge_features(settings: Any, rows: Sequence[Row], scale: RunScale, patience
     return find_feature_collapse(rows, scale.feature_dim, **scale.limits(patience))
 
 
-RULES = rules_by_name(
-    (
-        *(pipeline, local_crops, local_size, lr, min_lr, warmup_epochs, weight_decay, clip, drop_path),
-        *(projection_hidden, epochs, freeze),
-    )
-)
+RULES: dict[str, Rule] = {
+    "pipeline": lambda: ("alike", AUTHORS_REASON),
+    **rules_by_name((local_crops, local_size, lr)),
+    "min_lr": lambda lr: (lr / 1000, AUTHORS_REASON),
+    "warmup_epochs": lambda epochs: (min(1.0, 0.1 * (epochs or 1)), "one epoch, and at most a tenth of the run"),
+    "clip": lambda: (0.0, AUTHORS_REASON),  # no gradient clipping
+    **rules_by_name((weight_decay, drop_path, projection_hidden, epochs, freeze)),
+}
 _SHARED_FIELDS: dict[str, Any] = {
     "rules": RULES,
     "build": _build_objective,

@@ -9,14 +9,14 @@ from torch import nn
 
 from paucal.backbones.spec import BackboneSpec
 from paucal.data.sampler import steps_per_epoch
-from paucal.evaluation.collapse import Verdict, find_collapse
-from paucal.methods.contract import PretrainingMethod, Row, RunScale
+from paucal.evaluation.collapse import find_collapse
+from paucal.methods.contract import PretrainingMethod
 from paucal.methods.pretraining_settings import SelfDistillationSettings
 from paucal.objectives import Objective, SelfDistillation, SelfDistillationOptions
 from paucal.recipes.esvit import RECIPES
 from paucal.recipes.recipe import recipe_learning_rate
 from paucal.rules.pretraining import PAPER_REASON
-from paucal.rules.resolve import Choice, DataAndMachine, Shape, rules_by_name
+from paucal.rules.resolve import Choice, DataAndMachine, Rule, Shape, rules_by_name
 from paucal.settings.options import flag
 from paucal.types import Crops, UserError
 from paucal.wording import counted
@@ -44,26 +44,6 @@ def lr(recipe: str | None, model: str | None, shape: Shape, effective_batch: int
     anchor, source = (64, "tried for small backbones") if is_narrow else (PAPER_BATCH, "EsViT's")
     rate = round(1e-3 * math.sqrt(effective_batch / anchor), 8)
     return rate, f"1e-3 at batch {anchor} ({source}), times sqrt({effective_batch}/{anchor})"
-
-
-def min_lr(lr: float | None) -> Choice:
-    """Choose the paper's lowest learning rate, but at most a hundredth of the peak."""
-    return min(1e-6, (lr or 1e-4) / 100), PAPER_REASON
-
-
-def warmup_epochs(epochs: int | None) -> Choice:
-    """Choose 10 epochs, as in the paper's runs of 300 epochs, but at most a tenth of the epochs."""
-    return min(10.0, 0.1 * (epochs or 1)), "a tenth of the epochs, and at most EsViT's 10"
-
-
-def weight_decay() -> Choice:
-    """Choose the paper's weight decay at the start of training."""
-    return 0.04, "EsViT's at the beginning"
-
-
-def clip() -> Choice:
-    """Choose the maximum gradient norm of the authors' code, which clips the gradient of each tensor separately."""
-    return 3.0, "EsViT's, separately for each tensor's gradient"
 
 
 def tasks(region_after: int | None, epochs: int | None) -> Choice:
@@ -108,11 +88,6 @@ def teacher_temperature(epochs: int | None, warmup_teacher_temperature: float) -
     return warmup_teacher_temperature, "a short run keeps the initial temperature"
 
 
-def warmup_teacher_epochs(epochs: int | None) -> Choice:
-    """Choose 30 epochs, as in the paper's runs of 300 epochs, but at most a tenth of the epochs."""
-    return min(30, math.ceil(0.1 * (epochs or 1))), "a tenth of the epochs, as in EsViT's 300"
-
-
 def momentum(facts: DataAndMachine, epochs: int | None, effective_batch: int) -> Choice:
     """Choose the paper's momentum for 512 images, adjusted to the batch size; choose less in a short run."""
     steps = (epochs or 1) * steps_per_epoch(facts.n_train, effective_batch)
@@ -138,12 +113,18 @@ def drop_path(model: str | None) -> Choice:
     return 0.0, "EsViT has no rate for this backbone"
 
 
-RULES = rules_by_name(
-    (
-        *(lr, min_lr, warmup_epochs, weight_decay, clip, tasks, out_dim, hidden_dim, bottleneck_dim, head_norm),
-        *(teacher_temperature, warmup_teacher_epochs, momentum, drop_path),
-    )
-)
+RULES: dict[str, Rule] = {
+    **rules_by_name((lr, tasks, out_dim, hidden_dim, bottleneck_dim, head_norm)),
+    "min_lr": lambda lr: (min(1e-6, (lr or 1e-4) / 100), PAPER_REASON),
+    "warmup_epochs": lambda epochs: (min(10.0, 0.1 * (epochs or 1)), "a tenth of the epochs, and at most EsViT's 10"),
+    "weight_decay": lambda: (0.04, "EsViT's at the beginning"),
+    "clip": lambda: (3.0, "EsViT's, separately for each tensor's gradient"),
+    "warmup_teacher_epochs": lambda epochs: (
+        min(30, math.ceil(0.1 * (epochs or 1))),
+        "a tenth of the epochs, as in EsViT's 300",
+    ),
+    **rules_by_name((teacher_temperature, momentum, drop_path)),
+}
 
 
 def _build_objective(settings: Any, spec: BackboneSpec, crops: Sequence[Crops]) -> Objective:
@@ -182,10 +163,6 @@ def _check_tasks(settings: Any) -> None:
             f"{flag('region_after')} {settings.region_after} leaves no epoch of {settings.epochs} for the region "
             "task: give a smaller --region-after, or more --epochs."
         )
-
-
-def _judge_collapse(settings: Any, rows: Sequence[Row], scale: RunScale, patience: int | None) -> Verdict | None:
-    return find_collapse(rows, settings.out_dim, scale.feature_dim, **scale.limits(patience))
 
 
 def settings_after_collapse(settings: Any, kind: str) -> dict[str, float]:
@@ -232,7 +209,9 @@ METHOD = PretrainingMethod(
     # The highest weight decay; the objective scales it down in each step.
     weight_decay=lambda settings: max(settings.weight_decay, settings.weight_decay_end),
     clip=lambda settings: None,
-    judge=_judge_collapse,
+    judge=lambda settings, rows, scale, patience: find_collapse(
+        rows, settings.out_dim, scale.feature_dim, **scale.limits(patience)
+    ),
     settings_after_collapse=settings_after_collapse,
     n_prototypes=lambda settings: settings.out_dim,
     stage_settings=_settings_at_stage,

@@ -10,7 +10,6 @@ from paucal.methods.contract import TrainingMethod
 from paucal.methods.supervised import fine_tuning
 from paucal.methods.training_settings import TokenLabelingSettings
 from paucal.objectives import Objective, Term, TokenLabeling, TokenLabelingOptions
-from paucal.rules.resolve import Choice, rules_by_name
 from paucal.types import UserError
 
 RELABEL = "relabel"
@@ -29,16 +28,6 @@ def _build_objective(settings: Any, backbone: FeatureBackbone, terms: Mapping[st
     return TokenLabeling(backbone, options, terms, fine_tuning(settings))
 
 
-def mixup(method: str) -> Choice:
-    """Choose 0, which switches mixup off: a mixed image would need a mixed label map."""
-    return 0.0, f"{method} uses labels for parts of images instead"
-
-
-def cutmix(method: str) -> Choice:
-    """Choose 0, which switches CutMix off: a mixed image would need a mixed label map."""
-    return mixup(method)
-
-
 def _check_settings(settings: Any) -> None:
     for name in ("mixup", "cutmix"):
         if getattr(settings, name):
@@ -51,7 +40,10 @@ def _check_settings(settings: Any) -> None:
 _SHARED_FIELDS: dict[str, Any] = {
     "settings": TokenLabelingSettings,
     "paths": ("labels",),
-    "rules": rules_by_name((mixup, cutmix)),
+    # Mixup and CutMix are off, since a mixed image would need a mixed label map.
+    "rules": dict.fromkeys(
+        ("mixup", "cutmix"), lambda method: (0.0, f"{method} uses labels for parts of images instead")
+    ),
     "check": _check_settings,
     "advice": "with --method {method}: give --method token-labeling",
     "build": _build_objective,

@@ -12,7 +12,7 @@ from paucal.data.sampler import steps_per_epoch
 from paucal.recipes.dhvt import dhvt_variant
 from paucal.recipes.recipe import recipe_learning_rate
 from paucal.recipes.table import RECIPES, lvvit_drop_path
-from paucal.rules.resolve import Choice, DataAndMachine, makes_few_passes, rules_by_name
+from paucal.rules.resolve import Choice, DataAndMachine, Rule, makes_few_passes, rules_by_name
 from paucal.settings.options import DEFAULT_SIDE
 from paucal.wording import counted
 
@@ -255,11 +255,6 @@ def lr(recipe: str | None, model: str | None, init: str | None, time: str | None
     return rate, f"{peak:g} at batch {base_batch} ({source}), times sqrt({effective_batch}/{base_batch})"
 
 
-def min_lr(lr: float) -> Choice:
-    """Choose a hundredth of the peak learning rate."""
-    return lr / 100, "a hundredth of the peak, as in the DrLoc paper"
-
-
 def warmup_epochs(init: str | None, epochs: int | None) -> Choice:
     """Choose a fifth of the epochs and at most 20, as published; for fine-tuning, a tenth and at most 10."""
     if epochs is None:
@@ -267,11 +262,6 @@ def warmup_epochs(init: str | None, epochs: int | None) -> Choice:
     if init is not None:
         return min(10.0, 0.1 * epochs), "a tenth of the epochs and at most 10, as in the DrLoc paper's fine-tuning"
     return min(20.0, 0.2 * epochs), "a fifth of the epochs and at most 20, as in the DrLoc paper"
-
-
-def schedule_epochs(epochs: int | None) -> Choice:
-    """Choose the number of epochs of the run, so that the cosine schedule ends with the run."""
-    return epochs or None, "the cosine ends with the run"
 
 
 def average(facts: DataAndMachine, epochs: int | None, effective_batch: int) -> Choice:
@@ -367,11 +357,11 @@ def _off_reason(facts: DataAndMachine, model: str | None, img_size: Sequence[int
 
 
 # The order matters: each rule sees the settings that the rules before it have chosen.
-RULES = rules_by_name(
-    (
-        *(*PROCESS_RULES, model, model_args, img_size),
-        *(time, batch_size, epochs, schedule_epochs, lr, min_lr, warmup_epochs, average, soup),
-        *(crop, crop_scale, hflip, rand_augment, erase, mixup, cutmix, normalise),
-        *(drop_path, *COMPUTE_RULES),
-    )
-)
+RULES: dict[str, Rule] = {
+    **rules_by_name((*PROCESS_RULES, model, model_args, img_size, time, batch_size, epochs)),
+    "schedule_epochs": lambda epochs: (epochs or None, "the cosine ends with the run"),
+    **rules_by_name((lr,)),
+    "min_lr": lambda lr: (lr / 100, "a hundredth of the peak, as in the DrLoc paper"),
+    **rules_by_name((warmup_epochs, average, soup, crop, crop_scale, hflip, rand_augment, erase, mixup, cutmix)),
+    **rules_by_name((normalise, drop_path, *COMPUTE_RULES)),
+}

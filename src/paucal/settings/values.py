@@ -66,15 +66,15 @@ def convert_setting(name: str, value: Any, hint: Any, verb: str, parse_text: boo
     plain = parse_text or name != "model_args"
     value_words = _mapping_to_words(value, PAIR_SEPARATORS[name], plain) if name in PAIR_SEPARATORS else value
     try:
-        return _convert_to_hint(value_words, hint, parse_text)
+        return _convert(value_words, hint, parse_text)
     except _WrongType:
         if _is_list(strip_none(hint)) and isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
             value = value[0]  # the message shows what the user typed; argparse makes a list even of a single word
-        expected = (
-            EXPECTED_DURATION
-            if name in ("time", "time_limit", "hang_after")
-            else describe_expected(*_allowed_types(hint))
-        )
+        members = [typing.get_args(member)[0] if _is_list(member) else member for member in _member_types(hint)]
+        choices = [choice for member in members if _is_literal(member) for choice in typing.get_args(member)]
+        expected = describe_expected([scalar_type for scalar_type in TYPE_NAMES if scalar_type in members], choices)
+        if name in ("time", "time_limit", "hang_after"):
+            expected = EXPECTED_DURATION
         value_text = describe_got(_yaml_on_one_line(value) if parse_text else value)
         raise UserError(f"{shown or flag(name)}: {expected}{value_text}; see 'paucal {verb} --help'.") from None
 
@@ -145,57 +145,46 @@ def _member_types(hint: Any) -> list[Any]:
     return [hint] if plain else [m for m in typing.get_args(hint) if m is not type(None)] or [hint]
 
 
-def _allowed_types(hint: Any) -> tuple[list[type], list[str]]:
-    """Return the scalar types that a hint (or a list's entries) may have, and the valid choices."""
-    members = [typing.get_args(m)[0] if _is_list(m) else m for m in _member_types(hint)]
-    choices = [choice for m in members if _is_literal(m) for choice in typing.get_args(m)]
-    return [scalar_type for scalar_type in TYPE_NAMES if scalar_type in members], choices
-
-
-def _convert_to_hint(value: Any, hint: Any, parse_text: bool) -> Any:
+def _convert(value: Any, hint: Any, parse_text: bool) -> Any:
     """Convert a value to the first type in a hint that fits the value; raise `_WrongType` if no type fits."""
     for member in _member_types(hint):
         try:
-            return (
-                _convert_to_list(value, member, parse_text)
-                if _is_list(member)
-                else _convert_to_type(value, member, parse_text)
-            )
+            if _is_literal(member):
+                if isinstance(value, str) and value in typing.get_args(member):
+                    return value
+            elif _is_list(member):
+                entries = value if isinstance(value, list | tuple) else [value]
+                if entries:
+                    return [_convert(entry, typing.get_args(member)[0], parse_text) for entry in entries]
+            else:
+                return _convert_scalar(value, member, parse_text)
         except _WrongType:
             continue
     raise _WrongType
 
 
-def _convert_to_list(value: Any, hint: Any, parse_text: bool) -> list[Any]:
-    entries = value if isinstance(value, list | tuple) else [value]
-    if not entries:
+def _convert_scalar(value: Any, scalar_type: Any, parse_text: bool) -> Any:
+    if scalar_type is str and isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    elif scalar_type in (int, float, bool) and parse_text and isinstance(value, str):
+        try:
+            value = BOOLEAN_WORDS[value.lower()] if scalar_type is bool else scalar_type(value)
+        except (ValueError, KeyError):
+            raise _WrongType from None
+    valid_type = {int: Integral, float: Real}.get(scalar_type, scalar_type)
+    is_bool = isinstance(value, bool)  # a bool is also an Integral and a Real
+    if scalar_type in TYPE_NAMES and not (isinstance(value, valid_type) and is_bool == (scalar_type is bool)):
         raise _WrongType
-    return [_convert_to_hint(entry, typing.get_args(hint)[0], parse_text) for entry in entries]
-
-
-def _convert_to_type(value: Any, member: Any, parse_text: bool) -> Any:
-    if _is_literal(member):
-        return _require_fit(value, isinstance(value, str) and value in typing.get_args(member))
-    if member is str:
-        text = os.fspath(value) if isinstance(value, os.PathLike) else value
-        return _require_fit(text, isinstance(text, str))
-    if parse_text and isinstance(value, str) and member in (int, float, bool):
-        value = _parse_scalar(value, member)
-    if member is bool:
-        return _require_fit(value, isinstance(value, bool))
-    is_no_bool = not isinstance(value, bool)
-    if member is int:
-        return int(_require_fit(value, is_no_bool and isinstance(value, Integral)))
-    if member is float:
-        return _as_float(_require_fit(value, is_no_bool and isinstance(value, Real)))
+    if scalar_type is int:
+        return int(value)
+    if scalar_type is float:
+        try:
+            value = float(value)
+        except OverflowError:  # an integer too large for a float, which the range check refuses later
+            return value
+        if not math.isfinite(value):
+            raise _WrongType
     return value
-
-
-def _parse_scalar(text: str, scalar_type: type) -> Any:
-    try:
-        return BOOLEAN_WORDS[text.lower()] if scalar_type is bool else scalar_type(text)
-    except (ValueError, KeyError):
-        raise _WrongType from None
 
 
 def _mapping_to_words(value: Any, separator: str, plain: bool) -> list[Any]:

@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, Trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
-from paucal.cores import count_usable_cores
+from paucal.cores import count_usable_cores, threads_restored
 from paucal.distributed import broadcast_tensors
 from paucal.memory import is_out_of_memory
 from paucal.objectives.base import Objective
@@ -116,12 +116,15 @@ def fit(
     module, newest_checkpoint = TrainingModule(objective, optimization, plan, make_loader), records.run.last
     with (
         _silenced_lightning(),
-        _planned_threads(plan),
+        threads_restored(),
         interruptible(),
         advise_on_memory_errors(plan),
         advise_on_compile_errors(plan),
         advise_on_weight_mismatch(newest_checkpoint),
     ):
+        if plan.threads is not None and plan.hardware.accelerator == "cpu":
+            # The number of threads determines the order of sums, and so their rounding.
+            torch.set_num_threads(min(plan.threads, count_usable_cores()))
         trainer = build_trainer(plan, records.run.path, [*required_callbacks, *callbacks])
         trainer.fit(module, ckpt_path=newest_checkpoint if newest_checkpoint.exists() else None)
     finished = keeper.step >= module.plan.corrected_total_steps
@@ -164,18 +167,6 @@ def _equal_buffers(module: nn.Module) -> Iterator[nn.Module]:
     """
     broadcast_tensors(module.buffers())
     yield module
-
-
-@contextmanager
-def _planned_threads(plan: Plan) -> Iterator[None]:
-    """Let torch use the plan's number of CPU threads, because the number changes the order and rounding of sums."""
-    previous = torch.get_num_threads()
-    if plan.threads is not None and plan.hardware.accelerator == "cpu":
-        torch.set_num_threads(min(plan.threads, count_usable_cores()))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(previous)
 
 
 @contextmanager

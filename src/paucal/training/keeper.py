@@ -203,7 +203,10 @@ class RunKeeper(Callback):
         failure = self.skipped_step_check.stop_message
         # Save a checkpoint after a correction: a run resumed from an older checkpoint would make another correction.
         if stopping or finished or length_changed or failure or self._save_is_due(trainer, plan):
-            self._save_checkpoint(trainer, pl_module)
+            self._meters_state = pl_module.meters.state_dict()
+            self._count_seconds()
+            trainer.save_checkpoint(self.records.run.last, weights_only=False)
+            self._last_save = time.monotonic()
         if self.clock is not None:
             self.clock.skip_pause(time.monotonic() - start_time if evaluates else None)
         if failure and not stopping:  # the caller may roll back a stopping run
@@ -259,12 +262,6 @@ class RunKeeper(Callback):
             return validation.floor is None or row[validation.score] > validation.floor
         ranks = [(metrics[validation.score], -metrics[validation.loss]) for metrics in (row, self.best)]
         return ranks[0] > ranks[1]
-
-    def _save_checkpoint(self, trainer: Trainer, module: TrainingModule) -> None:
-        self._meters_state = module.meters.state_dict()
-        self._count_seconds()
-        trainer.save_checkpoint(self.records.run.last, weights_only=False)
-        self._last_save = time.monotonic()
 
     def _count_seconds(self) -> None:
         now = time.monotonic()

@@ -100,45 +100,32 @@ class RunClock:
         self._step_seconds = weight * new_step_seconds + (1 - weight) * (self._step_seconds or 0.0)
         self._new_steps, self._new_seconds = 0, 0.0
         plan, step, available = module.plan, trainer.global_step, self._deadline - time.monotonic()
+        # Durations that have not been measured during training are planned values, multiplied by the ratio of the
+        # current to the planned step time.
+        ratio = self._step_seconds / max(self._time.step, 1e-9)
+        evaluation = self._time.evaluation * ratio if self._evaluation_seconds is None else self._evaluation_seconds
+        closing = self._time.closing * ratio
+        n_evaluations = (
+            math.ceil(plan.corrected_total_steps / plan.steps_per_epoch) - (step - 1) // plan.steps_per_epoch
+        )
+        steps_seconds = (plan.corrected_total_steps - step) * self._step_seconds
+        needed_seconds = steps_seconds + n_evaluations * evaluation + closing
         tolerance = max(BUDGET_TOLERANCE * self._time.budget, REMAINING_TOLERANCE * available)
-        if abs(self._needed_seconds(plan, step) - available) <= tolerance:
+        if abs(needed_seconds - available) <= tolerance:
             return None
-        total_steps = self._affordable_steps(plan, step, available)
+        # The total number of steps with which the run ends in time; at least `step`.
+        affordable = (available - closing - evaluation) / (self._step_seconds + evaluation / plan.steps_per_epoch)
+        total_steps = min(step + max(0, int(affordable)), self._time.most_steps)
+        last_epoch_steps = total_steps % plan.steps_per_epoch
+        if last_epoch_steps < MIN_LAST_EPOCH * plan.steps_per_epoch and total_steps - last_epoch_steps > step:
+            total_steps -= last_epoch_steps
+        total_steps = max(total_steps, step)
         if total_steps == plan.corrected_total_steps:
             return None
         current_threads = plan.threads or torch.get_num_threads()
         threads = self._fastest_thread_count(trainer, module, batch, available) or current_threads
         # If the number of threads changes, keep the number of steps until the new step time has been measured.
         return PlanChange(step, total_steps if threads == current_threads else plan.corrected_total_steps, threads)
-
-    def _current_costs(self) -> tuple[float, float, float]:
-        """Return the expected seconds of a step, of a validation and of the work after the last step.
-
-        Durations that have not been measured during training are planned values, multiplied by the ratio of the
-        current to the planned step time.
-        """
-        step_seconds = self._step_seconds or self._time.step
-        ratio = step_seconds / max(self._time.step, 1e-9)
-        evaluation = self._time.evaluation * ratio if self._evaluation_seconds is None else self._evaluation_seconds
-        return step_seconds, evaluation, self._time.closing * ratio
-
-    def _needed_seconds(self, plan: Plan, step: int) -> float:
-        """Return the expected seconds from `step` to the end of the run with the plan's number of steps."""
-        step_seconds, evaluation, closing = self._current_costs()
-        n_evaluations = (
-            math.ceil(plan.corrected_total_steps / plan.steps_per_epoch) - (step - 1) // plan.steps_per_epoch
-        )
-        return (plan.corrected_total_steps - step) * step_seconds + n_evaluations * evaluation + closing
-
-    def _affordable_steps(self, plan: Plan, step: int, available: float) -> int:
-        """Return the total number of steps with which the run ends within `available` seconds; at least `step`."""
-        step_seconds, evaluation, closing = self._current_costs()
-        steps_left = (available - closing - evaluation) / (step_seconds + evaluation / plan.steps_per_epoch)
-        total = min(step + max(0, int(steps_left)), self._time.most_steps)
-        last_epoch_steps = total % plan.steps_per_epoch
-        if last_epoch_steps < MIN_LAST_EPOCH * plan.steps_per_epoch and total - last_epoch_steps > step:
-            return total - last_epoch_steps
-        return max(total, step)
 
     def _fastest_thread_count(
         self, trainer: Trainer, module: TrainingModule, batch: Batch, seconds_left: float

@@ -117,14 +117,17 @@ class TrainingModule(LightningModule):
         if progress.step == 0:
             self._check_unused_parameters()
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
+        supports_scaling = getattr(optimizer, "_step_supports_amp_scaling", False)
+        if scaler is not None and supports_scaling:
             # Lightning lets a fused optimizer unscale the gradients, but only after gradient clipping.
             scaler.unscale_(optimizer)
         self.objective.before_step(progress)  # may clip gradients by its own rule, or set gradients to None
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         norm = clip_gradients(parameters, self.optimization.clip)
         found_inf = (~torch.isfinite(norm)).float()
-        if supports_found_inf(optimizer, norm.device):
+        # SGD and LARS do not skip steps. torch's fused SGD does, but has an undefined momentum if the first step is
+        # skipped, and does not support parameters that get gradients later than others, such as EsViT's prototypes.
+        if supports_scaling and norm.device.type not in DEVICES_IGNORING_FOUND_INF:
             if scaler is None:  # a scaler sets `found_inf` itself
                 optimizer.found_inf = found_inf  # type: ignore[attr-defined]
         elif bool(found_inf):
@@ -224,13 +227,3 @@ def build_optimizer(groups: Sequence[dict[str, Any]], settings: Optimization) ->
         return Lars(lars_groups, lr=0.0, **lars_options)
     # The fused version supports `found_inf`, so it skips non-finite steps itself.
     return AdamW(list(groups), lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
-
-
-def supports_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
-    """Return whether an optimizer itself skips a step if the optimizer's attribute `found_inf` is 1.
-
-    SGD and LARS do not skip steps. torch's fused SGD skips steps, but has an undefined momentum if the first step
-    is skipped, and does not support parameters that get gradients later than others, such as EsViT's prototypes.
-    """
-    supports = getattr(optimizer, "_step_supports_amp_scaling", False)
-    return bool(supports) and device.type not in DEVICES_IGNORING_FOUND_INF

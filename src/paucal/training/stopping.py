@@ -67,21 +67,18 @@ class StopSignal(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Restore the previous signal handlers."""
-        self._restore_handlers()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         """Restore the previous signal handlers."""
-        self._restore_handlers()
+        self.on_train_end(trainer, pl_module)
 
     def _receive_signal(self, number: int, frame: FrameType | None) -> None:
         if self.slow_start or (self.received and number == signal.SIGINT):
             raise KeyboardInterrupt
         self.received = True
-
-    def _restore_handlers(self) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous.clear()
 
 
 @contextmanager
