@@ -69,13 +69,6 @@ class Recipe:
                 return replace(self, settings={**self.settings, **variant.settings}, lr_per_512=rate)
         return self
 
-    def learning_rate(self, name: str, batch_size: int) -> tuple[float, str] | None:
-        """Return the learning rate for `batch_size` images per step, and the reason; None if no rate is set."""
-        if self.lr_per_512 is None:
-            return None
-        reason = f"recipe {name}: {self.lr_per_512:g} for 512 images in a step, here {batch_size}"
-        return self.lr_per_512 * batch_size / 512, reason
-
 
 def without(settings: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """Return a copy of the settings, by name, without the settings called `names`."""
@@ -87,7 +80,10 @@ def recipe_learning_rate(
 ) -> tuple[float, str] | None:
     """Return a recipe's learning rate for a model and a batch size, and the reason; None if the recipe sets no rate."""
     recipe = recipes.get(name or "")
-    return None if recipe is None else recipe.for_model(model).learning_rate(name or "", batch_size)
+    rate = None if recipe is None else recipe.for_model(model).lr_per_512
+    if rate is None:
+        return None
+    return rate * batch_size / 512, f"recipe {name}: {rate:g} for 512 images in a step, here {batch_size}"
 
 
 def require_init(recipes: Mapping[str, Recipe], name: str | None, init: str | None) -> None:

@@ -42,7 +42,8 @@ _CAIT_SETTINGS = {
     "mixup": 0.8,
     "cutmix": 1.0,
 }
-# Fine-tuning of a trained model at a larger image size (section 1 of the supplement).
+# Fine-tuning of a trained model at a larger image size (section 1 of the supplement). The initial weights determine the
+# normalisation.
 _HIGH_RESOLUTION_SETTINGS: dict[str, Any] = {
     "img_size": [384],
     "epochs": 30,
@@ -52,11 +53,6 @@ _HIGH_RESOLUTION_SETTINGS: dict[str, Any] = {
     "min_lr": 5e-6,
     "weight_decay": 1e-8,
 }
-
-
-def _tuning_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings for fine-tuning at 384 pixels; the initial weights determine the normalisation."""
-    return {**without(settings, "normalise"), **_HIGH_RESOLUTION_SETTINGS}
 
 
 # Settings of the larger models. The other values, from table 1, are for LV-ViT-S, and also apply to LV-ViT-T according
@@ -97,7 +93,7 @@ RECIPES: dict[str, Recipe] = {
         "arXiv:2104.10858, supplement section 1, and the code",
         "30 epochs at 384 pixels and more with 512 images per step; the paper used eight V100, 32 for L at 448",
         "ImageNet-1K: LV-ViT-S 84.4, M 85.4 at 384 pixels, M 85.5, L 86.2 at 448, L 86.4 at 512",
-        _tuning_settings(_LVVIT_SETTINGS),
+        {**without(_LVVIT_SETTINGS, "normalise"), **_HIGH_RESOLUTION_SETTINGS},
         variants=_LARGER_MODEL_TUNING_SETTINGS,
         initial_weights=(
             "an LV-ViT that was trained at 224 pixels: give --init a run, such as one of --recipe token-labeling, or a "
@@ -135,7 +131,7 @@ RECIPES: dict[str, Recipe] = {
         f"{_CAIT_SOURCE}; learning rate, weight decay and epochs are LV-ViT's (section 1), since CaiT's are not given",
         "30 epochs at 384 pixels with 512 images per step, and a teacher of 84 M parameters on every image",
         "ImageNet-1K: CaiT-S36 85.4, supplement table 5",
-        _tuning_settings(_CAIT_SETTINGS),
+        {**without(_CAIT_SETTINGS, "normalise"), **_HIGH_RESOLUTION_SETTINGS},
         initial_weights=(
             "a CaiT that was trained at 224 pixels: give --init a run, such as one of --recipe cait, or a weights file"
         ),

@@ -6,6 +6,7 @@ as "15m"; None if the run has no time budget.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from paucal.backbones.names import timm_config
 from paucal.data.sampler import steps_per_epoch
@@ -217,20 +218,20 @@ def batch_size(
 
     On the built-in digits, 16 epochs of 39 steps are as accurate as 24 epochs of 19 steps, in two thirds of the time.
     """
+    is_tuned, is_quick = makes_few_passes(facts, time), trains_quick_model(facts, model, img_size, time)
+    if is_tuned and facts.device != "cuda":
+        steps = TUNING_STEPS_PER_EPOCH
+    elif is_tuned or is_quick:
+        steps = QUICK_STEPS_PER_EPOCH
+    else:
+        steps = HINTED_STEPS_PER_EPOCH if facts.hinted_epochs else MIN_STEPS_PER_EPOCH
     device_images = facts.n_train // (processes * accumulate)
-    if makes_few_passes(facts, time) or trains_quick_model(facts, model, img_size, time):
-        steps = (
-            TUNING_STEPS_PER_EPOCH
-            if makes_few_passes(facts, time) and facts.device != "cuda"
-            else QUICK_STEPS_PER_EPOCH
-        )
-        size = max(1, min(2 ** int(math.log2(max(device_images / steps, 16))), 128, device_images))
+    size = max(1, min(2 ** int(math.log2(max(device_images / steps, 16))), 128, device_images))
+    if is_tuned or is_quick:
         return size, f"few epochs: about {steps} steps each, with at least 16 images per step"
-    min_steps = HINTED_STEPS_PER_EPOCH if facts.hinted_epochs else MIN_STEPS_PER_EPOCH
-    size = max(1, min(2 ** int(math.log2(max(device_images / min_steps, 16))), 128, device_images))
     if size == 128:
         return size, "the DrLoc paper's images per device"
-    return size, f"{facts.n_train} training images: at least {min_steps} steps per epoch if possible"
+    return size, f"{facts.n_train} training images: at least {steps} steps per epoch if possible"
 
 
 def lr(recipe: str | None, model: str | None, init: str | None, time: str | None, effective_batch: int) -> Choice:
@@ -302,33 +303,21 @@ def hflip(facts: DataAndMachine) -> Choice:
     return (0.5, PAPER_REASON) if facts.flip else (0.0, "mirroring changes the meaning of these images")
 
 
-def rand_augment(facts: DataAndMachine, img_size: Sequence[int], model: str | None, time: str | None) -> Choice:
-    """Choose the published RandAugment policy, or no policy for light augmentation and for tiny images."""
-    reason = _off_reason(facts, model, img_size, time)
-    return ("none", reason) if reason else ("rand-m9-mstd0.5-inc1", "the DrLoc paper's policy")
+def _published_or_off(published: Any, off: Any = 0.0, reason: str = PAPER_REASON, mixes_images: bool = False) -> Rule:
+    """Return a rule that switches an augmentation off for light augmentation and for tiny images.
 
+    An augmentation that mixes images is also off if an image can have several labels.
+    """
 
-def erase(facts: DataAndMachine, img_size: Sequence[int], model: str | None, time: str | None) -> Choice:
-    """Choose the published probability of random erasing, or 0 for light augmentation and for tiny images."""
-    reason = _off_reason(facts, model, img_size, time)
-    return (0.0, reason) if reason else (0.25, PAPER_REASON)
+    def rule(facts: DataAndMachine, img_size: Sequence[int], model: str | None, time: str | None) -> Choice:
+        off_reason = _light_reason(facts, model, img_size, time)
+        if not off_reason and min(img_size) < 32:
+            off_reason = "images under 32 pixels become unreadable"
+        if mixes_images and facts.several_labels:
+            off_reason = SEVERAL_LABELS_REASON
+        return (off, off_reason) if off_reason else (published, reason)
 
-
-def mixup(facts: DataAndMachine, img_size: Sequence[int], model: str | None, time: str | None) -> Choice:
-    """Choose the published alpha of mixup, or 0 for light augmentation, tiny images and several labels per image."""
-    return _choose_mixing(0.8, facts, img_size, model, time)
-
-
-def cutmix(facts: DataAndMachine, img_size: Sequence[int], model: str | None, time: str | None) -> Choice:
-    """Choose the published alpha of CutMix, or 0 for light augmentation, tiny images and several labels per image."""
-    return _choose_mixing(1.0, facts, img_size, model, time)
-
-
-def _choose_mixing(
-    alpha: float, facts: DataAndMachine, img_size: Sequence[int], model: str | None, time: str | None
-) -> Choice:
-    reason = SEVERAL_LABELS_REASON if facts.several_labels else _off_reason(facts, model, img_size, time)
-    return (0.0, reason) if reason else (alpha, PAPER_REASON)
+    return rule
 
 
 def normalise(facts: DataAndMachine) -> Choice:
@@ -350,18 +339,16 @@ def _light_reason(facts: DataAndMachine, model: str | None, img_size: Sequence[i
     return LIGHT_QUICK_REASON if trains_quick_model(facts, model, img_size, time) else ""
 
 
-def _off_reason(facts: DataAndMachine, model: str | None, img_size: Sequence[int], time: str | None) -> str:
-    """Return the reason for switching an augmentation off (short training or tiny images); "" to use it."""
-    unreadable = "images under 32 pixels become unreadable" if min(img_size) < 32 else ""
-    return _light_reason(facts, model, img_size, time) or unreadable
-
-
 # The order matters: each rule sees the settings that the rules before it have chosen.
 RULES: dict[str, Rule] = {
     **rules_by_name((*PROCESS_RULES, model, model_args, img_size, time, batch_size, epochs)),
     "schedule_epochs": lambda epochs: (epochs or None, "the cosine ends with the run"),
     **rules_by_name((lr,)),
     "min_lr": lambda lr: (lr / 100, "a hundredth of the peak, as in the DrLoc paper"),
-    **rules_by_name((warmup_epochs, average, soup, crop, crop_scale, hflip, rand_augment, erase, mixup, cutmix)),
+    **rules_by_name((warmup_epochs, average, soup, crop, crop_scale, hflip)),
+    "rand_augment": _published_or_off("rand-m9-mstd0.5-inc1", "none", "the DrLoc paper's policy"),
+    "erase": _published_or_off(0.25),
+    "mixup": _published_or_off(0.8, mixes_images=True),
+    "cutmix": _published_or_off(1.0, mixes_images=True),
     **rules_by_name((normalise, drop_path, *COMPUTE_RULES)),
 }

@@ -43,7 +43,7 @@ class TrainingBar(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         """Close the bar, so that the error message is readable."""
-        self._bar.stop()
+        self.on_train_end(trainer, pl_module)
 
 
 class TrainingForecast(Callback):

@@ -130,16 +130,11 @@ def _keep_plain_tensors(value: Any, seen_ids: set[int], depth: int = 0) -> dict[
         if not isinstance(name, str):
             continue
         if isinstance(entry, Tensor):
-            if _is_plain_tensor(entry):
+            is_dense = entry.layout == torch.strided and entry.device.type == "cpu" and not entry.is_quantized
+            # A stored view of a few bytes can have any shape (with stride 0), and computing with such a tensor would
+            # fill the memory.
+            if is_dense and entry.numel() * entry.element_size() <= entry.untyped_storage().nbytes():
                 plain[name] = entry.detach()
         elif inner := _keep_plain_tensors(entry, seen_ids, depth + 1):
             plain[name] = inner
     return plain
-
-
-def _is_plain_tensor(tensor: Tensor) -> bool:
-    if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
-        return False
-    # A stored view of a few bytes can have any shape (with stride 0), and computing with such a tensor would fill the
-    # memory.
-    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()

@@ -75,8 +75,8 @@ def convert_setting(name: str, value: Any, hint: Any, verb: str, parse_text: boo
         expected = describe_expected([scalar_type for scalar_type in TYPE_NAMES if scalar_type in members], choices)
         if name in ("time", "time_limit", "hang_after"):
             expected = EXPECTED_DURATION
-        value_text = describe_got(_yaml_on_one_line(value) if parse_text else value)
-        raise UserError(f"{shown or flag(name)}: {expected}{value_text}; see 'paucal {verb} --help'.") from None
+        value_text = shorten(_yaml_on_one_line(value) if parse_text else str(value), MAX_SHOWN_CHARACTERS)
+        raise UserError(f"{shown or flag(name)}: {expected}, got {value_text!r}; see 'paucal {verb} --help'.") from None
 
 
 def given_names(values: Mapping[str, Any]) -> list[str]:
@@ -118,11 +118,6 @@ def describe_expected(types: Iterable[type], choices: Sequence[str] = ()) -> str
     if choices:
         type_names.append(f"{'one of ' if len(choices) > 1 else ''}{', '.join(map(repr, choices))}")
     return f"expected {' or '.join(type_names)}" if type_names else "the value has the wrong type"
-
-
-def describe_got(value: object) -> str:
-    """Return the part of an error message that shows an invalid value, such as ", got '12x'"."""
-    return f", got {shorten(str(value), MAX_SHOWN_CHARACTERS)!r}"
 
 
 def strip_none(hint: Any) -> Any:
@@ -212,17 +207,3 @@ def _is_plain(text: str) -> bool:
         return parse_yaml(text) == text
     except ValueError:
         return False
-
-
-def _as_float(value: Any) -> float | int:
-    try:
-        number = float(value)
-    except OverflowError:  # an integer too large for a float, which the range check refuses later
-        return value
-    return _require_fit(number, math.isfinite(number))
-
-
-def _require_fit(value: Any, fits: bool) -> Any:
-    if not fits:
-        raise _WrongType
-    return value
