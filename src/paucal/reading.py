@@ -98,8 +98,8 @@ def decode_text(content: bytes, name: str, declared: str | None = None) -> Decod
 
     UTF-8, UTF-16 and UTF-32 are recognised, with or without a byte order mark. Any other content is decoded as
     Windows-1252 (the western encoding that Excel writes), with a note for the user. Content whose decoded text does not
-    look western is refused. Without a byte order mark, the encoding `declared` that the file itself names, as XML files
-    do, is tried first.
+    look western is refused. `declared` is the encoding that the file itself names, as XML files do; it is tried first
+    if there is no byte order mark.
     """
     marked = next((encoding for mark, encoding in _BYTE_ORDER_MARKS if content.startswith(mark)), None)
     for encoding in filter(None, (marked,) if marked else (declared, _detect_wide_encoding(content), "utf-8")):
@@ -147,7 +147,7 @@ def require_regular(path: Path) -> Path:
 
 
 def parse_yaml(text: str, as_text: bool = False) -> Any:
-    """Parse YAML text into dicts, lists and scalars; a ValueError says what is wrong, which may be an alias, and where.
+    """Parse YAML text into dicts, lists and scalars; a ValueError says what is wrong and where. Aliases are refused.
 
     With `as_text`, all values except empty ones are returned as text, since only the caller knows whether `10`, `010`,
     `1:30` and `off` are text, numbers or booleans. Repeated keys are then refused.

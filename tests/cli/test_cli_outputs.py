@@ -51,7 +51,7 @@ def test_overwrite__gives_the_old_run_back_when_the_new_one_fails(verb, problem,
     assert content(run) == before
     assert not aside_path(run).exists()
     said = capsys.readouterr().out
-    assert f"the old run is kept in {run}.replaced until the new run has saved its first state" in said
+    assert f"the old run is kept in {run}.replaced until the new run has saved its first checkpoint" in said
     assert f"restored the old run in {run}" in said
 
 

@@ -19,7 +19,7 @@ from paucal.runner.time_budget import (
     add_time_plan,
     describe_change,
     seconds_per_step,
-    store_time_plan,
+    store_length,
 )
 from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights
@@ -36,7 +36,7 @@ TIME = TimePlan(budget=300.0, spent=20.0, closing=9.5, step=0.25, evaluation=2.0
 def test_time_plan__comes_back_from_the_folder_with_the_seconds_since(tmp_path):
     run, plan = RunFolder(tmp_path), Plan(100, 10)
     assert add_time_plan(run, plan, time.monotonic()) is plan
-    store_time_plan(run, TIME)
+    store_length(run, TIME, "10 epochs", 250.0, SilentConsole())
     assert json.loads((tmp_path / TIME_PLAN_FILE).read_text()) == asdict(TIME)
     found = add_time_plan(run, plan, time.monotonic() - 7)
     assert found.time is not None

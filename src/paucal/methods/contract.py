@@ -85,7 +85,7 @@ class RunScale:
     grace_steps: int  # number of first optimizer steps in which only NaN and infinite values count as unhealthy
 
     def limits(self, patience: int | None) -> dict[str, Any]:
-        """Return the keyword arguments of the functions in `evaluation.collapse`; `patience` None is the default."""
+        """Return the keyword arguments of the functions in `evaluation.collapse`; None means the default."""
         patience = PATIENCE if patience is None else patience
         return {"batch": self.batch, "grace_steps": self.grace_steps, "patience": patience}
 

@@ -43,7 +43,7 @@ from paucal.types import UserError
 if TYPE_CHECKING:
     from paucal.training import Plan
 
-Advance = Callable[[int, int], None]
+Advance = Callable[[int, int], None]  # takes the numbers of finished and of all items
 D = TypeVar("D", bound=DataSettings)
 
 

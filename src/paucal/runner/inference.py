@@ -23,7 +23,7 @@ from paucal.runner.input_images import InputImages
 from paucal.types import UserError
 
 GIB = 2**30
-CHANNELS = 3  # number of channels that are assumed, since the images are unknown
+CHANNELS = 3  # assumed number of channels, since the images are not known yet
 
 
 def choose_precision_for_images(

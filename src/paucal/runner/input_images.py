@@ -51,7 +51,10 @@ def open_sources(
 
 
 class InputImages:
-    """The images of all sources as one sequence, decoded with the model's options; methods take a position in it."""
+    """All images of several sources as one sequence, decoded with the model's options.
+
+    The methods take the position of an image in this sequence.
+    """
 
     def __init__(self, sources: Sequence[ImageSet | MemoryImage], reading: DecodeOptions) -> None:
         self._sources, self._reading = sources, reading

@@ -60,7 +60,7 @@ class FinishedRun:
 
 
 R = TypeVar("R", bound=FinishedRun)
-Bars = Callable[[str], AbstractContextManager[Advance]]
+Bars = Callable[[str], AbstractContextManager[Advance]]  # opens a progress bar with a title
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ P = TypeVar("P", str, str | None)
 
 @dataclass(frozen=True)
 class Stopped:
-    """A run that was stopped by a signal or by its time limit, and that can be resumed from its saved state."""
+    """A run that was stopped by a signal or by its time limit, and that can be resumed from its newest checkpoint."""
 
     run: Path
     step: int

@@ -155,8 +155,8 @@ def explain_lost_processes(resume: str) -> Iterator[None]:
         ):
             raise
         raise UserError(
-            "another process of this run ended or did not answer; the output of that process says why. The saved state "
-            f"is kept: continue with '{resume}', if needed with fewer processes."
+            "another process of this run ended or did not answer; the output of that process says why. The newest "
+            f"checkpoint is kept: continue with '{resume}', if needed with fewer processes."
         ) from problem
 
 

@@ -176,7 +176,7 @@ def _foreign_names(path: Path) -> set[str]:
 
 
 class RunWriter(Callback):
-    """Context manager that locks a run folder, and keeps a replaced run until the new run has saved a valid state.
+    """Context manager that locks a run folder, and keeps a replaced run until the new run has a valid checkpoint.
 
     As a Lightning callback, it stops a run that has lost its lock, and removes the replaced run.
     """
@@ -201,7 +201,7 @@ class RunWriter(Callback):
                 lock.folder, lock.path = aside_folder, aside_folder / lock.path.name
             finally:
                 lock.release()
-            self.console.say(f"the old run is kept in {aside_folder} until the new run has saved its first state")
+            self.console.say(f"the old run is kept in {aside_folder} until the new run has saved its first checkpoint")
         run = create_run(path)
         self._acquire_lock(run)
         return run
@@ -221,7 +221,7 @@ class RunWriter(Callback):
             self._lock.check()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Remove the replaced run once this run has saved a valid state."""
+        """Remove the replaced run once this run has saved a valid checkpoint."""
         run = self._run
         if self._keeps_replaced and run is not None and run.last.exists() and is_valid_state(trainer, pl_module):
             self._discard_replaced(run)
@@ -244,7 +244,7 @@ class RunWriter(Callback):
             self.console.say(f"the old run is in {aside_path(path)}")
         else:
             restore_replaced_run(path)
-            self.console.say(f"restored the old run in {path}: the new run ended before it saved a valid state")
+            self.console.say(f"restored the old run in {path}: the new run ended before it saved a valid checkpoint")
 
     def _acquire_lock(self, run: RunFolder) -> None:
         lock = RunLock(run.path)

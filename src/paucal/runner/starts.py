@@ -197,14 +197,15 @@ class WeightsChoice:
 
     # timm names of models with pretrained weights, in order of preference; empty for training from scratch
     candidates: tuple[str, ...]
-    why: str
+    why: str  # reason for the choice, which is printed with the settings
     remark: str = ""  # note for the user; "" if no note is needed
 
 
 def chooses_initial_weights(settings: ModelSettings, origins: Collection[str], named: Collection[str] = ()) -> bool:
     """Return whether the initial weights of a run are chosen automatically.
 
-    So they are if `init` is "auto" (stored for such a run), or if neither `init` nor a setting in `named` was given.
+    This is the case if `init` is "auto", which such a run stores, or if neither `init` nor a setting in `named` was
+    given.
     """
     return settings.init == CHOSEN_WEIGHTS or (settings.init is None and not {"init", *named} & set(origins))
 

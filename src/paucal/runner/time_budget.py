@@ -59,7 +59,8 @@ def choose_time_or_epochs(settings: Any, origins: Mapping[str, str]) -> Any:
     """Return settings in which either the time or the epochs set the length of the run.
 
     Flags take precedence over a config, and a config over a recipe. Within a config the epochs take precedence, since
-    they were planned from its time. Dropped epochs also drop other lengths of the same origin, such as the warm-up.
+    they were planned from its time. If the epochs are dropped, so are other lengths of the same origin, such as
+    the warm-up.
     """
     if settings.time is not None:
         parse_duration(settings.time, "--time")
@@ -188,12 +189,7 @@ def store_length(run: RunFolder, time_plan: TimePlan | None, text: str, seconds:
     """Store the time plan of a run, unless it is None, and print the length and the expected end time of the run."""
     console.say(f"plan: {text}; about {format_duration(seconds)} from now, until {end_time_text(seconds)}")
     if time_plan is not None:
-        store_time_plan(run, time_plan)
-
-
-def store_time_plan(run: RunFolder, plan: TimePlan) -> None:
-    """Store the time plan of a run."""
-    run.write_json(TIME_PLAN_FILE, asdict(plan))
+        run.write_json(TIME_PLAN_FILE, asdict(time_plan))
 
 
 def add_time_plan(run: RunFolder, plan: Plan, planned_at: float) -> Plan:

@@ -160,7 +160,8 @@ def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) 
     """Refuse a run whose steps cannot fit in memory; return a remark if a step needs more than half of the memory.
 
     The estimate is a lower bound without building the model: weights, gradients, optimizer state, and activations of a
-    forward pass. `views` is the number of pixels in all views of an image, relative to one of the backbone's size.
+    forward pass. `views` is the number of pixels in all views of an image, relative to an image of the size
+    of the backbone.
     """
     check_step_size(settings.effective_batch)
     batch_size = 1 if settings.batch_size == "auto" else settings.batch_size_or_1

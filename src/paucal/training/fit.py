@@ -53,7 +53,7 @@ class Outcome:
     best: dict[str, float]
     seconds: float  # training time so far in seconds, including the time before the run was resumed
     plan: Plan | None = None  # plan of the run with all corrections; None if nothing was trained
-    # Whether a signal or the time limit requested a stop at the same step as `Records.on_epoch`
+    # Whether a signal or the time limit also requested a stop when `Records.on_epoch` stopped the run
     interrupted: bool = False
 
     def epochs_done(self, planned: int | None) -> float | None:

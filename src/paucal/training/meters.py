@@ -23,8 +23,8 @@ class Meters:
 
     def __init__(self) -> None:
         self.rate = 0.0  # learning rate of the newest step
-        self.skipped: Tensor | float = 0.0  # steps of the whole run skipped because a gradient was not finite
-        self.nonfinite: dict[str, Tensor] = {}  # forward passes of the whole run with a non-finite loss, by loss
+        self.skipped: Tensor | float = 0.0  # number of steps of the whole run with a non-finite gradient
+        self.nonfinite: dict[str, Tensor] = {}  # number of forward passes with a non-finite loss, by name of the loss
         self.reset()
 
     def reset(self) -> None:

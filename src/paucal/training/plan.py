@@ -76,7 +76,7 @@ class Plan:
     mixing: Mixing | None = None  # Mixup and CutMix; None disables both
     n_classes: int = 0  # number of classes, which mixing needs
     save_every: int = 500  # maximum number of optimizer steps between two checkpoints
-    save_seconds: float = 15.0  # minimum seconds since the newest checkpoint for saving another at the end of an epoch
+    save_seconds: float = 15.0  # minimum age of the newest checkpoint for saving another one at the end of an epoch
     deadline: float | None = None  # `time.monotonic()` after which the run is stopped and saved; None means no limit
     hardware: Hardware = field(default_factory=Hardware)
     time: TimePlan | None = None  # time budget that limits the number of steps; None if the number of steps is fixed
