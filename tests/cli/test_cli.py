@@ -73,7 +73,7 @@ def test_chosen__are_the_settings_that_have_a_rule():
     assert rule_chosen_names(TrainSettings) == set(train_rules.RULES) | of_methods
     of_methods = {name for entry in pretraining.METHODS.values() for name in entry.rules}
     assert rule_chosen_names(SegmentSettings) == set(segmentation.RULES) | {"epochs", "warmup_epochs"}
-    shared = rules_by_name((*train_rules.PROCESS_RULES, *train_rules.COMPUTE_RULES, *pretrain_rules.RULES))
+    shared = rules_by_name((*train_rules.PROCESS_RULES, *train_rules.COMPUTE_RULES)) | pretrain_rules.RULES
     assert rule_chosen_names(PretrainSettings) == set(shared) | of_methods
 
 

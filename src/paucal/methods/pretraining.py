@@ -43,5 +43,5 @@ def check_used(settings: PretrainSettings, origins: Mapping[str, str]) -> None:
 
 def resolve_pretraining(settings: PretrainSettings, facts: DataAndMachine) -> tuple[PretrainSettings, dict[str, str]]:
     """Choose a value by rule for every setting that is None; return the settings, and the reason for each choice."""
-    rules = {**rules_by_name((*PROCESS_RULES, *RULES)), **method_of(settings).rules, **rules_by_name(COMPUTE_RULES)}
-    return resolve(settings, facts, rules)
+    shared_rules = {**rules_by_name(PROCESS_RULES), **RULES}
+    return resolve(settings, facts, {**shared_rules, **method_of(settings).rules, **rules_by_name(COMPUTE_RULES)})

@@ -16,7 +16,7 @@ from paucal.data.views.multi_crop import (
     LOCAL_SCALE,
 )
 from paucal.rules import training
-from paucal.rules.resolve import Choice, DataAndMachine
+from paucal.rules.resolve import Choice, DataAndMachine, Rule, rules_by_name
 from paucal.rules.training import (
     SMALL_SIDE,
     expected_side,
@@ -52,16 +52,6 @@ def model_args(facts: DataAndMachine, model: str | None, device: str | None) -> 
     if facts.initial_weights is None and model == "vit_mini" and facts.hinted_epochs and device == "cpu":
         return list(QUICK_MODEL_ARGS), "a first result on this data set in about two minutes"
     return training.model_args(facts, model)
-
-
-def img_size(facts: DataAndMachine) -> Choice:
-    """Choose a size near that of small images; for larger images, the paper's 224 pixels."""
-    return small_img_size(facts) or ([PAPER_SIDE], PAPER_REASON)
-
-
-def pipeline() -> Choice:
-    """Choose the paper's augmentation pipeline."""
-    return "dino", PAPER_REASON
 
 
 def local_crops(local_size: Sides, device: str | None) -> Choice:
@@ -112,11 +102,6 @@ def blur(img_size: Sequence[int]) -> Choice:
     return radii, f"EsViT's {BLUR[0]:g} to {BLUR[1]:g} at 224 pixels, in proportion to the side"
 
 
-def normalise(facts: DataAndMachine) -> Choice:
-    """Choose the mean and standard deviation for the initial weights; from scratch, the statistics of the images."""
-    return normalise_for_initial_weights(facts) or ("computed", "mean and standard deviation of these images")
-
-
 def batch_size(facts: DataAndMachine, accumulate: int, processes: int) -> Choice:
     """Choose a power of two that gives at least 10 steps per epoch, if possible; at most 64 images, as in the paper."""
     device_images = facts.n_train // (processes * accumulate)
@@ -136,7 +121,13 @@ def epochs(facts: DataAndMachine, device: str | None) -> Choice:
     return PAPER_EPOCHS, PAPER_REASON
 
 
-RULES = (
-    *(model, model_args, img_size, pipeline, local_crops, local_size, global_scale, local_scale, blur, hflip),
-    *(normalise, batch_size, epochs),
-)
+RULES: dict[str, Rule] = {
+    **rules_by_name((model, model_args)),
+    "img_size": lambda facts: small_img_size(facts) or ([PAPER_SIDE], PAPER_REASON),
+    "pipeline": lambda: ("dino", PAPER_REASON),
+    **rules_by_name((local_crops, local_size, global_scale, local_scale, blur, hflip)),
+    "normalise": lambda facts: (
+        normalise_for_initial_weights(facts) or ("computed", "mean and standard deviation of these images")
+    ),
+    **rules_by_name((batch_size, epochs)),
+}

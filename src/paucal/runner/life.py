@@ -39,7 +39,7 @@ from paucal.runner.resuming import input_names, reopen, store_changes, stored_se
 from paucal.runner.run_folder import RunWriter, copy_frame_to_run, resolve_output
 from paucal.runner.run_time import count_time_from
 from paucal.runner.starts import START_FILE
-from paucal.runner.stored_runs import require_one_machine, written_to_storage
+from paucal.runner.stored_runs import written_to_storage
 from paucal.runner.time_budget import add_time_plan, describe_change
 from paucal.runs import RunFolder, describe_environment
 from paucal.settings.values import given_names, settings_from_keywords
@@ -173,13 +173,16 @@ def show_config(job: Job[S, A, Any], settings: S, origins: Mapping[str, str]) ->
     values = dict(vars(setup.settings))
     if values["init"] is None and setup.origins.get("init", "default") != "default":
         values["init"] = "none"  # random weights were chosen explicitly
-    return "".join(
-        f"{yaml.safe_dump({name: value}, allow_unicode=True, width=1000).rstrip()}  # {setup.origins[name]}\n"
-        if not isinstance(value, list)
-        else f"{name}: {json.dumps(value)}  # {setup.origins[name]}\n"
-        for name, value in values.items()
-        if value is not None and name not in ("output", "overwrite")
-    )
+    lines = []
+    for name, value in values.items():
+        if value is None or name in ("output", "overwrite"):
+            continue
+        if isinstance(value, list):
+            text = f"{name}: {json.dumps(value)}"
+        else:
+            text = yaml.safe_dump({name: value}, allow_unicode=True, width=1000).rstrip()
+        lines.append(f"{text}  # {setup.origins[name]}\n")
+    return "".join(lines)
 
 
 def _local_folder(
@@ -191,8 +194,7 @@ def _local_folder(
     """
     if place is None or not is_remote(place):
         return place, []
-    require_one_machine(overwrite)
-    stored_copy = exit_stack.enter_context(written_to_storage(place, is_resumed, console))
+    stored_copy = exit_stack.enter_context(written_to_storage(place, is_resumed, console, overwrite))
     return str(stored_copy.folder), [stored_copy]
 
 

@@ -241,11 +241,19 @@ class StorageUploader(Callback):
 
 
 @contextmanager
-def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator[StorageUploader]:
+def written_to_storage(
+    url: str, is_resumed: bool, console: Console, overwrite: bool = False
+) -> Iterator[StorageUploader]:
     """Lock a run on storage, and copy the run's local folder to the storage during the block and when the block ends.
 
-    A resumed run is downloaded first; a new run must not exist on the storage yet.
+    A resumed run is downloaded first; a new run must not exist on the storage yet. Several machines and `overwrite` are
+    refused, since they are not supported.
     """
+    process_counts = launched_process_counts()
+    if process_counts is not None and process_counts[1] > 1:
+        raise UserError("a run on object storage must run on one machine: give --output on a shared disk.")
+    if overwrite:
+        raise UserError("--overwrite is not supported on object storage: choose a new --output.")
     stored_run = StoredRun(url)
     local_home = local_copies_folder() / hashlib.blake2b(stored_run.url.encode(), digest_size=16).hexdigest()
     folder = local_home / "run"
@@ -279,15 +287,6 @@ def written_to_storage(url: str, is_resumed: bool, console: Console) -> Iterator
         with StorageUploader(stored_run, lock, folder, console) as copy:
             yield copy
     console.say(f"the run is in {stored_run.url}")
-
-
-def require_one_machine(overwrite: bool = False) -> None:
-    """Refuse several machines and `--overwrite`, which are not supported for runs on object storage."""
-    shape = launched_process_counts()
-    if shape is not None and shape[1] > 1:
-        raise UserError("a run on object storage must run on one machine: give --output on a shared disk.")
-    if overwrite:
-        raise UserError("--overwrite is not supported on object storage: choose a new --output.")
 
 
 def local_copies_folder() -> Path:

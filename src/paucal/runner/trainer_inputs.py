@@ -56,31 +56,30 @@ def hardware(settings: JobSettings) -> Hardware:
         raise UserError(f"--device is {device!r}, expected one of {', '.join(DEVICES)}.")
     if device != "cpu" and best_device()[0] != device:
         raise UserError(f"--device is {device!r}, but torch finds no such device on this machine: remove --device.")
-    launched, requested = launched_process_counts(), (settings.devices, settings.nodes)
-    if launched is None and requested[1] > 1:
+    launched, devices, nodes = launched_process_counts(), settings.devices, settings.nodes
+    if launched is not None and (devices, nodes) != launched:
         raise UserError(
-            f"--nodes is {requested[1]}, but the processes on the other machines were not started: start the command "
-            "with torchrun."
-        )
-    if launched is not None and requested != launched:
-        raise UserError(
-            f"--devices is {requested[0]} and --nodes is {requested[1]}, but the launcher started processes "
-            f"for --devices {launched[0]} and --nodes {launched[1]}: remove --devices and --nodes."
+            f"--devices is {devices} and --nodes is {nodes}, but the launcher started processes for --devices "
+            f"{launched[0]} and --nodes {launched[1]}: remove --devices and --nodes."
         )
     if launched is None:
+        if nodes > 1:
+            raise UserError(
+                f"--nodes is {nodes}, but the processes on the other machines were not started: start the command "
+                "with torchrun."
+            )
         if device == "cpu":
             available, noun = max(2, count_usable_cores()), "processor core"
         else:
             available, noun = torch.cuda.device_count() if device == "cuda" else 1, f"{device} device"
-        if requested[0] > available:
+        if devices > available:
             raise UserError(
-                f"--devices is {requested[0]}, but this machine has {counted(available, noun)}: give {available} or "
-                "less."
+                f"--devices is {devices}, but this machine has {counted(available, noun)}: give {available} or less."
             )
     return Hardware(
         accelerator=device,
-        devices=settings.devices,
-        nodes=settings.nodes,
+        devices=devices,
+        nodes=nodes,
         strategy=_lightning_strategy(settings),
         precision=settings.precision,
         compile_backend="inductor" if settings.compile else None,
