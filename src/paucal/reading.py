@@ -157,7 +157,7 @@ def parse_yaml(text: str, as_text: bool = False) -> Any:
         return yaml.load(text, Loader=_TextLoader if as_text else _Loader)
     except yaml.MarkedYAMLError as problem:
         if isinstance(problem, _RefusedYAML):
-            text = problem.problem
+            text = str(problem.problem)
         elif isinstance(problem, yaml.constructor.ConstructorError):
             text = "it has a value that is not a plain text, number, list or mapping"
         else:
