@@ -97,9 +97,9 @@ class PretrainingMethod(MethodOrLoss):
     title: Callable[[Any], str]  # returns a short description of a run with these settings
     # Builds the objective from the settings, the backbone's specification and the groups of crops
     build: Callable[[Any, BackboneSpec, Sequence[Crops]], Objective]
-    # Returns the verdict on the health of the run, from the settings, the metrics of all epochs so far, the sizes of
-    # the run, and the number of consecutive epochs that must show a symptom (None for the default)
-    judge: Callable[[Any, Sequence[Row], RunScale, int | None], Verdict | None]
+    # Returns the failure that the metrics show, or None for a healthy run, from the settings, the metrics of all epochs
+    # so far, the sizes of the run, and the number of consecutive epochs that must show a symptom (None for the default)
+    find_collapse: Callable[[Any, Sequence[Row], RunScale, int | None], Verdict | None]
     # Returns the weight decay of the optimizer, which an objective may scale in each step
     weight_decay: Callable[[Any], float] = lambda settings: settings.weight_decay
     # Returns the global norm to which gradients are clipped; None if gradients are not clipped, or if the objective
@@ -116,7 +116,7 @@ class PretrainingMethod(MethodOrLoss):
     next_stage_epoch: Callable[[Any], int | None] = lambda settings: None
     next_stage_message: str = ""  # message that is printed when the next stage starts
     min_images: int = 2  # minimum number of training images
-    # Whether a run from pretrained weights is expected to be healthy from the first step, because `judge` assesses
+    # Whether a run from pretrained weights is expected to be healthy from the first step, because `find_collapse` reads
     # features and not the outputs of new heads
     healthy_from_start: bool = False
 

@@ -47,6 +47,6 @@ METHOD = PretrainingMethod(
     rules={**DIET_RULES, **LEJEPA_RULES},
     title=lambda settings: "DIET: every image is its own class",
     build=_build_objective,
-    judge=lejepa.judge_features,
+    find_collapse=lejepa.find_collapse,
     healthy_from_start=True,
 )

@@ -135,8 +135,8 @@ def freeze_options(settings: Any) -> FineTuning:
     return FineTuning(freeze=settings.freeze, eval_mode=True) if settings.freeze else FineTuning()
 
 
-def judge_features(settings: Any, rows: Sequence[Row], scale: RunScale, patience: int | None) -> Verdict | None:
-    """Return the verdict on the health of the features; see `PretrainingMethod.judge`."""
+def find_collapse(settings: Any, rows: Sequence[Row], scale: RunScale, patience: int | None) -> Verdict | None:
+    """Return the failure that the metrics of the features show; see `PretrainingMethod.find_collapse`."""
     return find_feature_collapse(rows, scale.feature_dim, **scale.limits(patience))
 
 
@@ -151,7 +151,7 @@ RULES: dict[str, Rule] = {
 _SHARED_FIELDS: dict[str, Any] = {
     "rules": RULES,
     "build": _build_objective,
-    "judge": judge_features,
+    "find_collapse": find_collapse,
     "healthy_from_start": True,
 }
 METHODS = (

@@ -209,7 +209,7 @@ METHOD = PretrainingMethod(
     # The highest weight decay; the objective scales it down in each step.
     weight_decay=lambda settings: max(settings.weight_decay, settings.weight_decay_end),
     clip=lambda settings: None,
-    judge=lambda settings, rows, scale, patience: find_collapse(
+    find_collapse=lambda settings, rows, scale, patience: find_collapse(
         rows, settings.out_dim, scale.feature_dim, **scale.limits(patience)
     ),
     settings_after_collapse=settings_after_collapse,

@@ -113,7 +113,7 @@ class StageWatch(EpochListener[PretrainingSetup]):
         scale = health_scale(setup)
 
         def get_verdict(rows: Sequence[Mapping[str, float]], patience: int | None) -> Verdict | None:
-            return self.method.judge(settings, rows, scale, patience)
+            return self.method.find_collapse(settings, rows, scale, patience)
 
         self.watcher = CollapseWatcher(settings.on_collapse, get_verdict, console.say)
         self._verdict: Verdict | None = None
