@@ -10,7 +10,8 @@ from PIL import Image
 REPLACED = (
     "paucal.evaluation.curves.Figure",
     "paucal.evaluation.plots.Figure",
-    "paucal.evaluation.plots._render_once",
+    "paucal.evaluation.plots.render_png",
+    "paucal.report.pictures.render_png",
     "paucal.tasks.classification.mistakes.mistakes_attribution_figure",
     "paucal.verbs.explain.writing.figure_to_bytes",
 )
@@ -18,7 +19,9 @@ REPLACED = (
 
 def leave_blank(replace: Callable[[str, object], None]) -> None:
     """Let paucal write blank figures; `replace` sets what has a dotted name, as `MonkeyPatch.setattr` does."""
-    for name, value in zip(REPLACED, (Blank, Blank, blank_png, lambda *_: Blank(), blank_bytes), strict=True):
+    for name, value in zip(
+        REPLACED, (Blank, Blank, blank_png, blank_png, lambda *_: Blank(), blank_bytes), strict=True
+    ):
         replace(name, value)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paucal.evaluation.confident_learning import class_thresholds, confident_class, suspected_labels
+from paucal.evaluation.confident_learning import confident_class, suspected_labels
 
 
 def made(seed: int, n: int, k: int, noise: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
@@ -80,7 +80,7 @@ def test_suspects__say_what_was_given_and_what_is_likely():
 
 
 def test_thresholds__of_a_class_without_images_are_never_reached():
-    assert class_thresholds(np.array([[0.5, 0.5]]), np.array([0])).tolist() == [0.5, np.inf]
+    assert confident_class(np.array([[0.5, 0.5], [0.4, 0.6]]), np.array([0, 0])).tolist() == [0, -1]
 
 
 @pytest.mark.parametrize(

@@ -47,23 +47,33 @@ def classification_report(
     similar images (`Predictions.groups`), whole groups are resampled, and `proportion_score` widens the intervals of
     fractions.
 
-    The intervals do not include the randomness of training; train with several seeds to measure this randomness. The
-    calibration error is the expected calibration error of the top label over 15 bins of equal width (Guo et al. 2017).
-    An error of 0.1 means that confidence and accuracy differ by ten percentage points on average. With few images, the
-    estimated error is too high, so its interval may exclude 0 even for a perfectly calibrated model.
+    The intervals do not include the randomness of training; train with several seeds to measure it. The calibration
+    error is the expected calibration error of the top label over 15 bins of equal width (Guo et al. 2017). An error of
+    0.1 means that confidence and accuracy differ by ten percentage points on average. With few images, the estimated
+    error is too high, so its interval may exclude 0 even for a perfectly calibrated model.
 
-    The labels of the training images determine the majority class. If they are None, the test images do.
+    The majority class is the most frequent class of `train_labels`, or of the test images if `train_labels` is None.
     """
     if n_bootstrap < 2:
         raise ValueError(f"expected n_bootstrap >= 2, got {n_bootstrap}")
-    _check_predictions(predictions, classes)
-    cell_indices = len(classes) * predictions.labels + predictions.predicted
-    confusion = cell_indices.bincount(minlength=len(classes) ** 2).view(len(classes), -1).numpy()
-    most_frequent = majority_classes(predictions.labels if train_labels is None else train_labels)
-    if most_frequent[-1] >= len(classes):
-        raise ValueError(f"expected training labels in [0, {len(classes)}), got {most_frequent[-1]}")
-    class_fractions = predictions.labels.bincount(minlength=len(classes)).double() / len(predictions)
-    # If several classes are tied, the class that gives the strongest baseline is chosen.
+    if len(predictions) == 0:
+        raise UserError("there are no images to evaluate: give a folder or a split that contains images.")
+    require_class_count(predictions, classes)
+    labels, n_classes = predictions.labels, len(classes)
+    if labels.min() < 0 or labels.max() >= n_classes:
+        n_unlabelled = int(((labels < 0) | (labels >= n_classes)).sum())
+        raise UserError(
+            f"{n_unlabelled} of {len(labels)} images have no label among the {n_classes} classes: add labels."
+        )
+    require_finite(predictions)
+    confusion = (
+        (n_classes * labels + predictions.predicted).bincount(minlength=n_classes**2).view(n_classes, -1).numpy()
+    )
+    most_frequent = majority_classes(labels if train_labels is None else train_labels)
+    if most_frequent[-1] >= n_classes:
+        raise ValueError(f"expected training labels in [0, {n_classes}), got {most_frequent[-1]}")
+    class_fractions = labels.bincount(minlength=n_classes).double() / len(predictions)
+    # Of several equally frequent classes, the one that gives the strongest baseline is chosen.
     majority = max(most_frequent, key=lambda label: float(class_fractions[label]))
     bootstrap = Bootstrap(seed, n_bootstrap, groups=predictions.groups)
     return ClassificationReport(
@@ -93,19 +103,6 @@ def quick_scores(predictions: Predictions) -> dict[str, float]:
     }
 
 
-def _check_predictions(predictions: Predictions, classes: Sequence[str]) -> None:
-    labels = predictions.labels
-    if len(predictions) == 0:
-        raise UserError("there are no images to evaluate: give a folder or a split that contains images.")
-    require_class_count(predictions, classes)
-    if labels.min() < 0 or labels.max() >= len(classes):
-        n_unlabelled = int(((labels < 0) | (labels >= len(classes))).sum())
-        raise UserError(
-            f"{n_unlabelled} of {len(labels)} images have no label among the {len(classes)} classes: add labels."
-        )
-    require_finite(predictions)
-
-
 def _scores_with_intervals(predictions: Predictions, bootstrap: Bootstrap) -> dict[str, Score]:
     labels, is_correct = predictions.labels, predictions.predicted == predictions.labels
     n_images, n_classes = len(predictions), predictions.logits.shape[1]
@@ -127,18 +124,16 @@ def _scores_with_intervals(predictions: Predictions, bootstrap: Bootstrap) -> di
 
 
 def _class_rows(predictions: Predictions, confusion: np.ndarray, classes: Sequence[str]) -> list[ClassRow]:
-    labels, predicted_labels, groups = predictions.labels.numpy(), predictions.predicted.numpy(), predictions.groups
-
-    def recall(label: int) -> Score:
-        is_class = labels == label
-        is_found = predicted_labels[is_class] == label
-        return proportion_score(is_found, groups=None if groups is None else groups[is_class])
-
+    labels, groups = predictions.labels.numpy(), predictions.groups
+    is_correct = predictions.predicted.numpy() == labels
     columns = confusion.diagonal().tolist(), confusion.sum(1).tolist(), confusion.sum(0).tolist()
     rows = []
     for label, (name, n_correct, images, predicted) in enumerate(zip(classes, *columns, strict=True)):
         precision, _, f1 = _precision_recall_f1(n_correct, images, predicted)
-        rows.append(ClassRow(name, images, predicted, precision, recall(label) if images else None, f1))
+        is_class = labels == label
+        class_groups = None if groups is None else groups[is_class]
+        recall = proportion_score(is_correct[is_class], groups=class_groups) if images else None
+        rows.append(ClassRow(name, images, predicted, precision, recall, f1))
     return rows
 
 
@@ -148,7 +143,7 @@ def _precision_recall_f1(n_correct: int, images: int, predicted: int) -> list[fl
 
 
 MAX_DRAWS, MIN_DRAWS = 1000, 200  # largest and smallest number of resampled sets of images
-MAX_WORK = 400_000_000  # largest product of the numbers of images, classes and draws; it takes about ten seconds
+MAX_WORK = 400_000_000  # limit on images x classes x draws, which takes about ten seconds
 
 
 def multi_label_report(
@@ -170,7 +165,8 @@ def multi_label_report(
     labels, n_images = predictions.labels, len(predictions)
     draws = int(min(MAX_DRAWS, max(MIN_DRAWS, MAX_WORK // max(1, labels.numel()))))
     measure = AveragePrecision(predictions.logits, labels, interpolated=False)
-    f1 = multi_label_macro_f1(labels, reach_thresholds(predictions.probabilities, thresholds))
+    is_predicted = reach_thresholds(predictions.probabilities, thresholds)
+    f1 = multi_label_macro_f1(labels, is_predicted)
     losses, bootstrap = Mean(multi_label_losses(predictions)), Bootstrap(draws=draws, groups=predictions.groups)
     precisions, f1_draws, loss_draws = bootstrap.scores([measure.per_class, f1, losses], n_images)
     scores = {
@@ -178,10 +174,17 @@ def multi_label_report(
         "macro_f1": mirrored_percentile(value_of(f1, n_images), f1_draws),
         "loss": percentile(value_of(losses, n_images), loss_draws),
     }
+    is_known, is_positive = labels >= 0, labels == 1
+    is_counted = is_predicted & is_known
+    masks = is_known, is_counted & is_positive, is_positive, is_counted
     values = measure.per_class(np.ones((1, n_images)))[0].tolist()
-    pairs = zip(values, precisions.T, strict=True)
-    class_scores = [None if np.isnan(value) else mirrored_percentile(value, column) for value, column in pairs]
-    rows = _label_rows(predictions, classes, thresholds, class_scores)
+    columns = thresholds, values, precisions.T, *(mask.sum(0).tolist() for mask in masks)
+    rows = []
+    for name, threshold, value, draws, n_known, n_correct, images, predicted in zip(classes, *columns, strict=True):
+        average_precision = None if np.isnan(value) else mirrored_percentile(value, draws)
+        share = images / n_known if n_known else 0.0
+        f1_parts = _precision_recall_f1(n_correct, images, predicted)
+        rows.append(MultiLabelRow(name, images, share, average_precision, float(threshold), predicted, *f1_parts))
     return MultiLabelReport(n_images, bootstrap.level, scores, rows, predictions.n_groups)
 
 
@@ -201,20 +204,3 @@ def multi_label_losses(predictions: Predictions) -> NDArray[np.float64]:
     targets = predictions.labels.clamp(min=0).double()
     losses = F.binary_cross_entropy_with_logits(predictions.logits.double(), targets, reduction="none")
     return ((losses * is_known).sum(1) / is_known.sum(1).clamp(min=1)).numpy()
-
-
-def _label_rows(
-    predictions: Predictions, classes: Sequence[str], thresholds: Sequence[float], class_scores: Sequence[Score | None]
-) -> list[MultiLabelRow]:
-    labels, is_predicted = predictions.labels, reach_thresholds(predictions.probabilities, thresholds)
-    rows = []
-    for index, name in enumerate(classes):
-        is_known, is_positive = labels[:, index] >= 0, labels[:, index] == 1
-        is_counted = is_predicted[:, index] & is_known
-        n_correct, images, predicted = (int(m.sum()) for m in (is_counted & is_positive, is_positive, is_counted))
-        share = images / int(is_known.sum()) if is_known.any() else 0.0
-        scores = _precision_recall_f1(n_correct, images, predicted)
-        rows.append(
-            MultiLabelRow(name, images, share, class_scores[index], float(thresholds[index]), predicted, *scores)
-        )
-    return rows

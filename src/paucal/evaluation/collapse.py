@@ -55,8 +55,7 @@ EQUAL_SPREAD = 0.01
 MIN_SPREAD = 0.1  # smallest spread of features that have not collapsed to a point
 # Features count as collapsed to few directions if their effective rank is at most LINE_RANK (1.2; training on small
 # digit images starts at 1.6). They also count as collapsed if the rank is at most FRACTION_OF_HIGHEST times the highest
-# rank so far and at most FRACTION_OF_DIRECTIONS times the rank of independent features
-# (`HeadSizes.expected_effective_rank`).
+# rank so far and at most FRACTION_OF_DIRECTIONS times the rank of independent features (see `_find_low_rank`).
 LINE_RANK, FRACTION_OF_HIGHEST, FRACTION_OF_DIRECTIONS = 1.2, 0.25, 0.05
 MIN_DIRECTIONS = 8.0  # with fewer possible directions (tiny batches), a low rank is normal and not reported
 MAX_NORM_GROWTH = 100.0  # growth factor of the features' norm that counts as divergence
@@ -87,12 +86,6 @@ class HeadSizes:
     def max_entropy(self) -> float:
         """The largest possible batch entropy in nats: every image has a different prototype."""
         return math.log(min(self.out_dim, max(2, self.batch or self.out_dim)))
-
-    @property
-    def expected_effective_rank(self) -> float:
-        """The effective rank of independent, normally distributed features of a batch."""
-        n, dim = self.batch or math.inf, self.feature_dim
-        return dim if math.isinf(n) else n * dim / (n + dim)
 
     def read(self, row: Row, name: str) -> float:
         """Return the value of this head's column; NaN if the column is missing."""
@@ -192,13 +185,15 @@ def _find_constant_output(rows: Sequence[Row], sizes: HeadSizes, patience: int) 
 def _find_uniform_output(rows: Sequence[Row], sizes: HeadSizes, patience: int) -> Verdict | None:
     if not _persists(rows, lambda row: _are_outputs_uniform(row, sizes), patience):
         return None
-    first, last = rows[-patience], rows[-1]
+    last, uniform_entropy = rows[-1], math.log(sizes.out_dim)
+    information = []  # nats that an output contains about its image; an upper bound if the batch entropy is unknown
+    for row in (rows[-patience], last):
+        entropy = sizes.read(row, "batch_entropy")
+        information.append((uniform_entropy if entropy != entropy else entropy) - sizes.read(row, "teacher_entropy"))
     # In a recovering run, the information grows exponentially, so a run whose information grows is not reported.
-    if patience > 1 and _output_information(last, sizes) > RECOVERY_FACTOR * max(
-        _output_information(first, sizes), 1e-3
-    ):
+    if patience > 1 and information[1] > RECOVERY_FACTOR * max(information[0], 1e-3):
         return None
-    entropy, uniform_entropy = sizes.read(last, "teacher_entropy"), math.log(sizes.out_dim)
+    entropy = sizes.read(last, "teacher_entropy")
     value = f"entropy {entropy:.3f}" if entropy == entropy else f"loss {_head_loss(last, sizes):.3f}"
     number = math.exp(entropy) if entropy == entropy else sizes.out_dim
     text = (
@@ -210,11 +205,11 @@ def _find_uniform_output(rows: Sequence[Row], sizes: HeadSizes, patience: int) -
 
 def _find_low_rank(rows: Sequence[Row], sizes: HeadSizes, patience: int) -> Verdict | None:
     ranks = [rank for row in rows if math.isfinite(rank := sizes.read(row, "effective_rank"))]
-    if sizes.expected_effective_rank < MIN_DIRECTIONS or not ranks:
+    batch, dim = sizes.batch, sizes.feature_dim
+    expected_rank = batch * dim / (batch + dim) if batch else dim  # of independent, normally distributed features
+    if expected_rank < MIN_DIRECTIONS or not ranks:
         return None
-    max_rank = max(
-        LINE_RANK, min(FRACTION_OF_HIGHEST * max(ranks), FRACTION_OF_DIRECTIONS * sizes.expected_effective_rank)
-    )
+    max_rank = max(LINE_RANK, min(FRACTION_OF_HIGHEST * max(ranks), FRACTION_OF_DIRECTIONS * expected_rank))
 
     def has_symptom(row: Row) -> bool:
         return sizes.read(row, "effective_rank") <= max_rank and sizes.read(row, "feature_spread") >= MIN_SPREAD
@@ -223,7 +218,7 @@ def _find_low_rank(rows: Sequence[Row], sizes: HeadSizes, patience: int) -> Verd
         return None
     text = (
         f"the {sizes.head} features of different images differ, but only in {ranks[-1]:.1f} directions, of about "
-        f"{sizes.expected_effective_rank:.0f} that a batch could show (at most {max(ranks):.1f} so far)"
+        f"{expected_rank:.0f} that a batch could show (at most {max(ranks):.1f} so far)"
     )
     return _make_verdict("dimensional collapse", text, rows[-1])
 
@@ -244,15 +239,6 @@ def _are_outputs_equal(row: Row, sizes: HeadSizes) -> bool:
     """Return whether the outputs contain no information about the image, because all outputs of a batch are equal."""
     information = sizes.read(row, "batch_entropy") - sizes.read(row, "teacher_entropy")
     return information <= EQUAL_INFORMATION * sizes.max_entropy
-
-
-def _output_information(row: Row, sizes: HeadSizes) -> float:
-    """Return the information (nats) that an output contains about its image.
-
-    The result is an upper bound if the batch entropy was not recorded, and NaN if the teacher's entropy was not.
-    """
-    entropy = sizes.read(row, "batch_entropy")
-    return (math.log(sizes.out_dim) if entropy != entropy else entropy) - sizes.read(row, "teacher_entropy")
 
 
 def _head_loss(row: Row, sizes: HeadSizes) -> float:

@@ -31,17 +31,6 @@ class Suspect:
     suggested_confidence: float
 
 
-def class_thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.integer]) -> NDArray[np.float64]:
-    """Return the (K,) thresholds of equation 2: each class's mean probability over the images labelled as the class.
-
-    The threshold of a class without images is infinite.
-    """
-    thresholds = np.full(probabilities.shape[1], np.inf)
-    for label in np.unique(labels):
-        thresholds[label] = probabilities[labels == label, label].mean()
-    return thresholds
-
-
 def suspected_labels(probabilities: NDArray[np.float64], labels: NDArray[np.integer]) -> list[Suspect]:
     """Return the labels that are probably wrong, in ascending order of their probabilities.
 
@@ -51,21 +40,24 @@ def suspected_labels(probabilities: NDArray[np.float64], labels: NDArray[np.inte
         raise ValueError(f"expected (N, K) probabilities and (N,) labels, got {probabilities.shape} and {labels.shape}")
     if not ((probabilities >= 0) & (probabilities <= 1 + _TOLERANCE)).all():
         raise ValueError("expected probabilities from 0 to 1")
-    suggested, likeliest = confident_class(probabilities, labels), probabilities.argmax(1)
-    suspects = np.flatnonzero((suggested >= 0) & (suggested != labels) & (likeliest != labels))
-    label_probabilities = probabilities[np.arange(len(labels)), labels]
-    ordered = suspects[np.argsort(label_probabilities[suspects], kind="stable")]
-    columns = (ordered, labels[ordered], suggested[ordered], label_probabilities[ordered])
-    columns = (*columns, probabilities[ordered, suggested[ordered]])
+    suggested = confident_class(probabilities, labels)
+    suspects = np.flatnonzero((suggested >= 0) & (suggested != labels) & (probabilities.argmax(1) != labels))
+    rows = suspects[np.argsort(probabilities[suspects, labels[suspects]], kind="stable")]
+    given, suggested = labels[rows], suggested[rows]
+    columns = (rows, given, suggested, probabilities[rows, given], probabilities[rows, suggested])
     return [Suspect(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def confident_class(probabilities: NDArray[np.float64], labels: NDArray[np.integer]) -> NDArray[np.int64]:
     """Return the (N,) classes that the images confidently belong to, as in equation 1.
 
-    The class of an image is -1 if all probabilities of the image are below the thresholds of the classes.
+    The threshold of a class is its mean probability over the images labelled as the class (equation 2), and infinite
+    without such images. The class of an image is -1 if all its probabilities are below the thresholds.
     """
-    is_above_threshold = probabilities >= class_thresholds(probabilities, labels) - _TOLERANCE
+    thresholds = np.full(probabilities.shape[1], np.inf)
+    for label in np.unique(labels):
+        thresholds[label] = probabilities[labels == label, label].mean()
+    is_above_threshold = probabilities >= thresholds - _TOLERANCE
     count = is_above_threshold.sum(1)
     classes = np.where(count > 1, probabilities.argmax(1), is_above_threshold.argmax(1))
     return np.where(count > 0, classes, -1)

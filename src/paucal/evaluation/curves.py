@@ -3,7 +3,6 @@
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -145,15 +144,6 @@ def _label_axes(axes: Axes, title: str, unit: str, epochs: Sequence[float]) -> N
 TITLE_WIDTH = 110  # characters per line of the title of a figure with `PANELS_PER_ROW` columns
 
 
-@dataclass(frozen=True)
-class _Panel:
-    title: str
-    unit: str
-    names: Sequence[str]  # columns that are drawn
-    reference: tuple[float, str] | None = None  # value and label of a dotted line
-    low: float | None = 0.0  # lower end of the vertical axis; None to choose it from the values
-
-
 def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: Verdict | None) -> Figure:
     """Draw the metrics that would reveal a collapse, as curves over the epochs, with the verdict as the title.
 
@@ -165,53 +155,53 @@ def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: V
     `dim` is the number of channels D of the features, and `verdict` the failure of the run, or None if it is healthy.
     """
     rows = _number_epochs(rows)
-    panels = [(panel, points) for panel in _health_panels(out_dim, dim) if (points := _points_of(rows, panel.names))]
-    if not panels:
+    uniform = None if out_dim is None else (math.log(out_dim), f"uniform: ln {out_dim} = {math.log(out_dim):.2f}")
+    # Title, unit, columns, and value and label of a dotted line.
+    panels = [
+        ("entropy of the outputs", "nats", ("teacher_entropy", "student_entropy", "batch_entropy"), uniform),
+        ("spread of the features", "1: all directions, 0: equal", ("feature_spread",), None),
+        (f"effective rank of {dim} channels", "directions", ("effective_rank",), (1.0, "a line")),
+        ("centre", "length", ("centre_norm",), None),
+        ("teacher and student agree", "fraction of images", ("agreement",), None),
+        ("nearest neighbours", "fraction of images found", ("val_knn",), None),
+    ]
+    drawn = []
+    for title, unit, names, reference in panels:
+        points = {
+            name: [(row["epoch"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))]
+            for name in (*names, *(f"region_{name}" for name in names))
+        }
+        if any(points.values()):
+            drawn.append((title, unit, names, {name: column for name, column in points.items() if column}, reference))
+    if not drawn:
         raise ValueError(f"expected rows with metrics of collapse, got {len(rows)} rows without such metrics")
-    columns = min(PANELS_PER_ROW, len(panels))
-    figure, grid = panel_grid(len(panels), columns, (3.7, 2.8), (max(0.0, 7.4 - 3.7 * columns), 0.7))
-    for axes, (panel, points) in zip(grid, panels, strict=True):
-        _draw_panel(axes, panel, points)
+    columns = min(PANELS_PER_ROW, len(drawn))
+    figure, grid = panel_grid(len(drawn), columns, (3.7, 2.8), (max(0.0, 7.4 - 3.7 * columns), 0.7))
+    for axes, panel in zip(grid, drawn, strict=True):
+        _draw_health_panel(axes, *panel)
     text, colour = ("no sign of collapse", "black") if verdict is None else (verdict.sentence, ORANGE)
     figure.suptitle(textwrap.fill(text, TITLE_WIDTH * columns // PANELS_PER_ROW), fontsize=10, color=colour)
     return figure
 
 
-def _health_panels(out_dim: int | None, dim: int) -> list[_Panel]:
-    entropies, uniform = ("teacher_entropy", "student_entropy", "batch_entropy"), None
-    if out_dim is not None:
-        uniform = math.log(out_dim), f"uniform: ln {out_dim} = {math.log(out_dim):.2f}"
-    return [
-        _Panel("entropy of the outputs", "nats", entropies, uniform),
-        _Panel("spread of the features", "1: all directions, 0: equal", ("feature_spread",)),
-        _Panel(f"effective rank of {dim} channels", "directions", ("effective_rank",), (1.0, "a line")),
-        _Panel("centre", "length", ("centre_norm",)),
-        _Panel("teacher and student agree", "fraction of images", ("agreement",)),
-        _Panel("nearest neighbours", "fraction of images found", ("val_knn",), low=None),
-    ]
-
-
-def _points_of(rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-    """Return the finite (epoch, value) points of each named column and its `region_` column, if there are any."""
-    points = {
-        name: [(row["epoch"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))]
-        for name in (*names, *(f"region_{name}" for name in names))
-    }
-    return {name: column for name, column in points.items() if column}
-
-
-def _draw_panel(axes: Axes, panel: _Panel, points_by_name: Mapping[str, Sequence[tuple[float, float]]]) -> None:
+def _draw_health_panel(
+    axes: Axes,
+    title: str,
+    unit: str,
+    names: Sequence[str],
+    points_by_name: Mapping[str, Sequence[tuple[float, float]]],
+    reference: tuple[float, str] | None,
+) -> None:
     for name, points in points_by_name.items():
         view_name = name.removeprefix("region_")
-        colour = COLOURS[panel.names.index(view_name)]
         label = view_name.removesuffix("_entropy") + (" (regions)" if view_name != name else "")
+        colour = COLOURS[names.index(view_name)]
         _draw_line(axes, points, ls="-" if view_name == name else "--", color=colour, label=label)
-    if panel.reference is not None:
-        axes.axhline(panel.reference[0], color=GREY, lw=1.2, ls=":", label=panel.reference[1])
-    longest = max(points_by_name.values(), key=len)
-    _label_axes(axes, panel.title, panel.unit, [epoch for epoch, _ in longest])
-    if panel.low is not None:
+    if reference is not None:
+        axes.axhline(reference[0], color=GREY, lw=1.2, ls=":", label=reference[1])
+    _label_axes(axes, title, unit, [epoch for epoch, _ in max(points_by_name.values(), key=len)])
+    if "val_knn" not in names:
         top = axes.get_ylim()[1]
-        axes.set_ylim(panel.low, top + 0.05 * (top - panel.low))  # otherwise a flat line could coincide with the frame
+        axes.set_ylim(0.0, top + 0.05 * top)  # otherwise a flat line could coincide with the frame
     if len(axes.lines) > 1:
         axes.legend(fontsize=7, framealpha=0.85)

@@ -185,27 +185,22 @@ DOTS_PER_INCH = 110
 
 
 def render_png(figure: Figure) -> bytes:
-    """Return a figure as PNG. The layout of the figure is computed once and cannot change afterwards."""
-    with warnings.catch_warnings():
-        # Characters that matplotlib's font lacks are drawn as boxes; the tables of the report show them correctly.
-        warnings.filterwarnings("ignore", r"Glyph .* missing from font")
-        return _render_once(figure)
-
-
-def _render_once(figure: Figure) -> bytes:
-    """Return a figure as PNG, drawn only once.
+    """Return a figure as PNG. The layout of the figure is computed once and cannot change afterwards.
 
     If a figure has a layout engine, matplotlib draws the figure twice, and most of the time is spent on the layout. If
     the layout is computed beforehand, drawing the figure once gives the same pixels.
     """
-    figure.set_dpi(DOTS_PER_INCH)
-    if (engine := figure.get_layout_engine()) is not None:
-        engine.execute(figure)
-        # `set_layout_engine(None)` selects the layout engine of the user's settings, so these settings are overridden.
-        with rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
-            figure.set_layout_engine(None)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH)
+    with warnings.catch_warnings():
+        # Characters that matplotlib's font lacks are drawn as boxes; the tables of the report show them correctly.
+        warnings.filterwarnings("ignore", r"Glyph .* missing from font")
+        figure.set_dpi(DOTS_PER_INCH)
+        if (engine := figure.get_layout_engine()) is not None:
+            engine.execute(figure)
+            # `set_layout_engine(None)` selects the layout engine of the user's settings, which are overridden here.
+            with rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
+                figure.set_layout_engine(None)
+        figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH)
     return buffer.getvalue()
 
 
@@ -261,26 +256,19 @@ def mistakes_figure(
     images: Sequence[Image.Image], mistakes: Sequence[Mistake | Disagreement], classes: Sequence[str]
 ) -> Figure:
     """Draw the image of each mistake, with the labels, the model's class and its probability as a caption."""
-    captions = [_describe_mistake(mistake, classes) for mistake in mistakes]
-    if len(images) != len(captions) or not images:
-        raise ValueError(f"expected as many images as captions, got {len(images)} and {len(captions)}")
-    n_columns = min(MAX_COLUMNS, len(images))
-    n_rows = -(-len(images) // n_columns)
-    figure = Figure(figsize=(2.3 * n_columns, 2.75 * n_rows), layout="constrained")
-    grid = list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
-    for axes, image, caption in zip(grid, images, captions, strict=False):
+    if len(images) != len(mistakes) or not images:
+        raise ValueError(f"expected as many images as mistakes, got {len(images)} and {len(mistakes)}")
+    figure, grid = panel_grid(len(images), MAX_COLUMNS, (2.3, 2.75), (0.0, 0.0))
+    for axes, image, mistake in zip(grid, images, mistakes, strict=True):
+        if isinstance(mistake, Mistake):
+            first_line = f"predicted: {plot_label(classes[mistake.predicted])}, {percent(mistake.confidence, '.0f')}"
+            second_line = f"label: {plot_label(classes[mistake.true])}"
+        else:
+            first_line = f"model: {plot_label(classes[mistake.label])} {percent(mistake.probability, '.0f')}"
+            labels = ", ".join(plot_label(classes[index], 12) for index in mistake.labels) or "none"
+            second_line = f"labels: {labels[:34]}"
         axes.imshow(image.convert("RGB"))
         axes.set_anchor("N")
-        axes.set_title(caption, fontsize=8, loc="left")
-    for axes in grid:
+        axes.set_title(f"{first_line}\n{second_line}", fontsize=8, loc="left")
         axes.axis("off")
     return figure
-
-
-def _describe_mistake(mistake: Mistake | Disagreement, classes: Sequence[str]) -> str:
-    if isinstance(mistake, Mistake):
-        predicted, confidence = plot_label(classes[mistake.predicted]), percent(mistake.confidence, ".0f")
-        return f"predicted: {predicted}, {confidence}\nlabel: {plot_label(classes[mistake.true])}"
-    labels = ", ".join(plot_label(classes[index], 12) for index in mistake.labels) or "none"
-    first_line = f"model: {plot_label(classes[mistake.label])} {percent(mistake.probability, '.0f')}"
-    return f"{first_line}\nlabels: {labels[:34]}"

@@ -96,9 +96,16 @@ def predict_all(
             n_done += len(batch)
             if progress is not None:
                 progress(n_done)
-    ids, logits, labels = _gather_rows(rows)
-    if len(ids) == 0:
+    # The columns are concatenated before they are sent, since sending a view, such as a class token, would send the
+    # whole tensor that it is a view of. A process without images has no columns.
+    columns = [torch.cat(column) for column in zip(*rows, strict=True)]
+    if world_size() > 1:
+        columns_by_rank: list[Any] = [None] * world_size()
+        dist.all_gather_object(columns_by_rank, columns)
+        columns = [torch.cat(column) for column in zip(*filter(None, columns_by_rank), strict=True)]
+    if not columns or len(columns[0]) == 0:
         raise UserError("there are no images to evaluate: give a folder or a split that contains images.")
+    ids, logits, labels = columns
     first_rows = torch.from_numpy(np.unique(ids.numpy(), return_index=True)[1])
     return Predictions(ids[first_rows], logits[first_rows], labels[first_rows])
 
@@ -137,11 +144,10 @@ def majority_classes(labels: Tensor) -> list[int]:
 
 
 def require_class_count(predictions: Predictions, classes: Sequence[str]) -> None:
-    """Raise a UserError if the logits, or the labels of images with several labels, are not for these K classes."""
+    """Raise a UserError unless the logits, and the labels if images may have several, have one column per class."""
     n_outputs = predictions.logits.shape[1]
-    if n_outputs != len(classes) or (
-        predictions.is_multi_label and predictions.labels.shape != predictions.logits.shape
-    ):
+    has_other_labels = predictions.is_multi_label and predictions.labels.shape != predictions.logits.shape
+    if n_outputs != len(classes) or has_other_labels:
         raise UserError(
             f"the model has {counted(n_outputs, 'class', 'classes')}, but the data has {len(classes)}: evaluate on "
             "the classes that the model was trained on."
@@ -174,6 +180,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def _batch_rows(batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Check a batch and its logits; return the ids, the float32 logits and the int64 labels on the CPU."""
     if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[0] != len(batch):
         description = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(f"expected ({len(batch)}, K) logits from the model, got {description}")
@@ -183,15 +190,3 @@ def _batch_rows(batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     elif labels.ndim != 1 or labels.is_floating_point():
         raise ValueError(f"expected (B,) integer labels or (B, K) of 0 and 1, got {tuple(labels.shape)} {labels.dtype}")
     return batch.ids.cpu(), logits.float().cpu(), labels.cpu().long()
-
-
-def _gather_rows(rows: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
-    """Concatenate the batches of all processes; a process may have no batch."""
-    # Concatenated before they are sent, since a view, such as a class token, would be sent with all that it is a view
-    # of.
-    columns = [torch.cat(column) for column in zip(*rows, strict=True)]
-    if world_size() > 1:
-        columns_by_rank: list[Any] = [None] * world_size()
-        dist.all_gather_object(columns_by_rank, columns)
-        columns = [torch.cat(column) for column in zip(*filter(None, columns_by_rank), strict=True)]
-    return columns or [torch.empty(0, dtype=torch.long), torch.empty(0, 0), torch.empty(0, dtype=torch.long)]

@@ -14,7 +14,6 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import EvalTransform
 from paucal.evaluation.protocols.correspondence import (
     SecondView,
-    cell_centres,
     match_cells,
     measure_correspondence,
     true_positions,
@@ -154,8 +153,10 @@ def test_views__change_colours_and_depend_on_the_sample_alone():
     assert once.geometry[1].tolist() == [[-1, 0, 0], [0, 1, 0]]
 
 
-def test_cell_centres__are_in_the_middle_of_their_cells():
-    assert cell_centres(2, 2).tolist() == [[-0.5, -0.5], [0.5, -0.5], [-0.5, 0.5], [0.5, 0.5]]
+def test_true_positions__of_equal_views_are_in_the_middle_of_the_cells():
+    whole = torch.eye(2, 3)[None]
+    expected = [[[-0.5, -0.5], [0.5, -0.5], [-0.5, 0.5], [0.5, 0.5]]]
+    assert true_positions(whole, whole, (2, 2)).tolist() == expected
 
 
 def test_correspond__refuses_a_single_cell():

@@ -39,20 +39,14 @@ class Matches:
     distance: Tensor  # (B,) mean distance of the scored pairs from the true cells, in pixels of the second view
 
 
-def cell_centres(rows: int, columns: int) -> Tensor:
-    """Return the (rows * columns, 2) centres of the cells of a grid as (x, y) in [-1, 1], row by row."""
-    centres = ((2 * torch.arange(count) + 1) / count - 1 for count in (rows, columns))
-    y, x = torch.meshgrid(*centres, indexing="ij")
-    return torch.stack([x.flatten(), y.flatten()], 1)
-
-
 def true_positions(first: Tensor, second: Tensor, grid: Size) -> Tensor:
     """Return the (B, N, 2) positions (x, y) in the second view of the centres of the first view's cells.
 
     `first` and `second` are the (B, 2, 3) geometry of the views, as `types.Batch.geometry` defines it. Coordinates
     outside [-1, 1] are outside the view.
     """
-    centres = cell_centres(*grid).to(first)
+    y, x = torch.meshgrid(*((2 * torch.arange(count) + 1) / count - 1 for count in grid), indexing="ij")
+    centres = torch.stack([x.flatten(), y.flatten()], 1).to(first)
     source = centres @ first[:, :, :2].transpose(1, 2) + first[:, None, :, 2]
     return torch.linalg.solve(second[:, None, :, :2], (source - second[:, None, :, 2])[..., None])[..., 0]
 
@@ -66,7 +60,8 @@ def match_cells(first: Tensor, second: Tensor, positions: Tensor, image_size: Si
     view in pixels.
     """
     rows, columns = second.shape[2:]
-    cosine = _normalise_cells(first) @ _normalise_cells(second).transpose(1, 2)
+    first_cells, second_cells = (F.normalize(grid.flatten(2).transpose(1, 2), dim=2) for grid in (first, second))
+    cosine = first_cells @ second_cells.transpose(1, 2)
     similarity, cells = cosine.max(2)
     true_column, true_row = (
         ((positions[..., axis] + 1) / 2 * count).floor().long() for axis, count in ((0, columns), (1, rows))
@@ -118,10 +113,6 @@ def measure_correspondence(
     if not accuracy:
         raise UserError("there are no images to match: give at least one image.")
     return torch.cat(accuracy), torch.cat(distance)
-
-
-def _normalise_cells(grid: Tensor) -> Tensor:
-    return F.normalize(grid.flatten(2).transpose(1, 2), dim=2)
 
 
 Change = Literal["mirror", "crop"]

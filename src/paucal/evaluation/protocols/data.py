@@ -68,26 +68,23 @@ def split_standalone_set(images: ImageSet, seed: int, val_fraction: float | None
     named_fractions = (("val_fraction", val_fraction), ("test_fraction", test_fraction))
     fractions = {name: value for name, value in named_fractions if value is not None}
     if set(images.declared_splits) <= {"", "train"} and test_fraction is None:
-        if images.hints.train_per_class is not None and images.has_single_labels:
-            return _draw_train_per_class(images, images.hints.train_per_class, seed, fractions)
+        if (per_class := images.hints.train_per_class) is not None and images.has_single_labels:
+            all_training = Split(np.full(len(images), "train", dtype="<U6"), "")
+            is_drawn = keep_train_per_class(all_training, images.labels, per_class, seed).parts == "train"
+            images = replace(images, declared_splits=np.where(is_drawn, "train", "test").tolist())
+            split = make_split(images, seed, **fractions)  # type: ignore[arg-type]  # the fractions are numbers
+            text = (
+                f"{counted(per_class, 'training image')} per class, drawn with seed {seed}; all others are test images"
+            )
+            n_val = len(split.indices("val"))
+            text += f"; {n_val} of the training images are used for validation" if n_val else ""
+            return Split(split.strings, text)
         advice = images.hints.official_split_advice or "give a folder with train and test"
         raise UserError(
             f"{images.location} has no test split: {advice}, or draw one with --test-fraction 0.2 (only if the model "
             "was not trained on these images)."
         )
     return make_split(images, seed, **fractions)  # type: ignore[arg-type]  # the fractions are numbers
-
-
-def _draw_train_per_class(images: ImageSet, per_class: int, seed: int, fractions: dict[str, float]) -> Split:
-    """Draw `per_class` training images of each class; all other images are test images."""
-    all_training = Split(np.full(len(images), "train", dtype="<U6"), "")
-    is_drawn = keep_train_per_class(all_training, images.labels, per_class, seed).parts == "train"
-    declared = np.where(is_drawn, "train", "test").tolist()
-    split = make_split(replace(images, declared_splits=declared), seed, **fractions)  # type: ignore[arg-type]  # numbers
-    text = f"{counted(per_class, 'training image')} per class, drawn with seed {seed}; all others are test images"
-    n_val = len(split.indices("val"))
-    text += f"; {n_val} of the training images are used for validation" if n_val else ""
-    return Split(split.strings, text)
 
 
 def evaluation_data(images: ImageSet, split: Split, metric: MetricName | None = None) -> EvaluationData:

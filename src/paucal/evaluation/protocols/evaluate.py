@@ -7,12 +7,11 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from paucal.data.dataset import ViewDataset, collate
 from paucal.data.loader import make_ordered_loader
-from paucal.evaluation.protocols.classifier import FOLDS
+from paucal.evaluation.protocols.classifier import FOLDS, LinearClassifier
 from paucal.evaluation.protocols.correspondence import Change, SecondView, measure_correspondence
 from paucal.evaluation.protocols.data import PARTS, POOL, EvaluationData
 from paucal.evaluation.protocols.features import POOLED, Advance, Extraction, FeatureKind, extract, probe_kind
@@ -55,7 +54,7 @@ Rows = tuple[Tensor, Tensor]  # (N, D) features, and (N,) or (N, K) labels
 
 @dataclass(frozen=True)
 class ScoreKey:
-    """The key of a row of the table of scores: protocol, setting and name of the score."""
+    """Key of a row in the table of scores."""
 
     protocol: Protocol
     setting: str  # setting of the protocol, such as "k = 20"
@@ -68,8 +67,8 @@ class ScoreKey:
 class Outcome:
     """A model's score in one row of the table of scores."""
 
-    line: ScoreKey  # protocol, setting and name of the score
-    measure: Measure  # function that returns the score given the weights of the test images in a bootstrap sample
+    line: ScoreKey
+    measure: Measure  # returns the score for weights of the test images, such as those of a bootstrap sample
     n_images: int  # number of test images
     note: str = ""  # selected hyperparameter, or standard deviation over repeats; "" if there is neither
 
@@ -126,12 +125,14 @@ def evaluate_backbone(
             parts = {part: (rows[data.rows(part)], labels[data.rows(part)]) for part in (*PARTS, POOL)}
             if protocol == "knn":
                 outcomes += _evaluate_knn(parts, data, options)
-            elif protocol == "linear":
-                outcomes += _evaluate_linear(frozen_backbone, parts, kind, data, options, advance)
-            elif protocol == "logistic":
-                outcomes += _evaluate_logistic(parts, data, options)
-            else:
+            elif protocol == "few-labels":
                 outcomes += _evaluate_few_labels(parts, data, options, advance)
+            elif protocol == "linear":
+                classifier, note = _fit_linear(frozen_backbone, parts, kind, data, options, advance)
+                outcomes += _evaluate_classifier(protocol, classifier, parts["test"], data, note)
+            else:
+                classifier, note = _fit_logistic(parts, data, options)
+                outcomes += _evaluate_classifier(protocol, classifier, parts["test"], data, note)
     return outcomes
 
 
@@ -152,14 +153,19 @@ def _evaluate_knn(parts: dict[str, Rows], data: EvaluationData, options: Protoco
     return outcomes
 
 
-def _evaluate_linear(
-    subject: FrozenBackbone,
+# End of the note on a hyperparameter that was selected without validation images.
+BY_FOLDS = f" by {FOLDS}-fold cross-validation of the training images, as there are no validation images"
+
+
+def _fit_linear(
+    frozen_backbone: FrozenBackbone,
     parts: dict[str, Rows],
     kind: FeatureKind,
     data: EvaluationData,
     options: ProtocolOptions,
     advance: Advance,
-) -> list[Outcome]:
+) -> tuple[LinearClassifier, str]:
+    """Return the linear probe, and a note on its learning rate."""
     schedule = limit_batch_size(options.probe, len(parts["train"][1]))
 
     def batches(part: str) -> Batches:
@@ -167,35 +173,36 @@ def _evaluate_linear(
         if not options.augment:
             return cached_batches(features, labels, schedule)
         rows = data.positions(part), labels
-        return augmented_batches(subject, data.images, rows, kind, schedule, options.extraction)
+        return augmented_batches(frozen_backbone, data.images, rows, kind, schedule, options.extraction)
 
-    val = parts["val"][0].float(), parts["val"][1]
+    val, how = (parts["val"][0].float(), parts["val"][1]), ""
     if len(val[1]):
         probe = fit_probe(batches("train"), batches(POOL), val, data.n_classes, schedule, data.metric, advance)
     else:
+        how = BY_FOLDS
         probe = fit_probe_by_folds(parts["train"], batches("train"), data.n_classes, schedule, data.metric, advance)
-    test, truth = parts["test"]
-    scores = probe.classifier.scores(test).cpu()
     views = "augmented views" if options.augment else "unaugmented images"
-    note = f"rate {probe.rate:g} per 256 images{_selection_note(parts)}; {kind}; {views}"
-    return _classifier_outcomes("linear", scores, truth, data, note)
+    return probe.classifier, f"rate {probe.rate:g} per 256 images{how}; {kind}; {views}"
 
 
-def _evaluate_logistic(parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions) -> list[Outcome]:
-    if len(parts["val"][1]):
-        fit = fit_selected(parts["train"], parts["val"], data.n_classes, data.metric, options.solver, both=parts[POOL])
+def _fit_logistic(
+    parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions
+) -> tuple[LinearClassifier, str]:
+    """Return the logistic regression, and a note on its penalty."""
+    train, val, metric, how = parts["train"], parts["val"], data.metric, ""
+    if len(val[1]):
+        fit = fit_selected(train, val, data.n_classes, metric, options.solver, both=parts[POOL])
     else:
-        fit = fit_by_folds(parts["train"], data.n_classes, data.metric, options.solver)
-    test, truth = parts["test"]
-    scores = fit.classifier.scores(test).cpu()
+        how = BY_FOLDS
+        fit = fit_by_folds(train, data.n_classes, metric, options.solver)
     stopped = "" if fit.classifier.converged else ", stopped at the maximum number of iterations"
-    note = f"lambda {fit.search.strength:.2g} after {fit.fits} fits{_selection_note(parts)}{stopped}"
-    return _classifier_outcomes("logistic", scores, truth, data, note)
+    return fit.classifier, f"lambda {fit.search.strength:.2g} after {fit.fits} fits{how}{stopped}"
 
 
-def _classifier_outcomes(
-    protocol: Literal["linear", "logistic"], scores: Tensor, truth: Tensor, data: EvaluationData, note: str
+def _evaluate_classifier(
+    protocol: Protocol, classifier: LinearClassifier, test: Rows, data: EvaluationData, note: str
 ) -> list[Outcome]:
+    scores, truth = classifier.scores(test[0]).cpu(), test[1]
     measure = measure_of(data.metric, scores, truth)
     outcomes = [Outcome(ScoreKey(protocol, "", METRIC_TITLES[data.metric]), measure, len(truth), note)]
     if truth.ndim == 1 and data.n_classes > TOP_5_RANK:
@@ -204,44 +211,38 @@ def _classifier_outcomes(
     return outcomes
 
 
-def _selection_note(parts: dict[str, Rows]) -> str:
-    text = f" by {FOLDS}-fold cross-validation of the training images, as there are no validation images"
-    return "" if len(parts["val"][1]) else text
-
-
 def _evaluate_few_labels(
     parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions, advance: Advance
 ) -> list[Outcome]:
-    fits = few_label_curve(
-        parts[POOL], parts["test"], data.n_classes, seed=options.seed, solver=options.solver, progress=advance
+    (test, truth), prints_accuracy = parts["test"], data.metric == "accuracy"
+    curve = few_label_curve(
+        parts[POOL], (test, truth), data.n_classes, seed=options.seed, solver=options.solver, progress=advance
     )
     outcomes = []
-    truth, prints_accuracy = parts["test"][1], data.metric == "accuracy"
-    for point in fits:
-        setting, n_images = f"{point.per_class} per class", point.hits.shape[1]
-        line = ScoreKey("few-labels", setting, "accuracy", headline=prints_accuracy)
-        outcomes.append(Outcome(line, Mean(point.hits.mean(0)), n_images, _describe_spread(point.accuracies)))
+    for point in curve:
+        n_images = point.hits.shape[1]
+        scored = [("accuracy", prints_accuracy, Mean(point.hits.mean(0)), point.accuracies)]
         if not prints_accuracy:
             if data.metric == "roc_auc":
                 measures = [roc_auc(torch.from_numpy(margins), truth) for margins in point.margins]
             else:
                 measures = [mean_per_class(draw_hits, truth.numpy(), data.n_classes) for draw_hits in point.hits]
             values = np.array([value_of(measure, n_images) for measure in measures])
-            line = ScoreKey("few-labels", setting, METRIC_TITLES[data.metric])
-            outcomes.append(Outcome(line, mean_of(measures), n_images, _describe_spread(values)))
+            scored.append((METRIC_TITLES[data.metric], True, mean_of(measures), values))
+        for name, headline, measure, values in scored:
+            deviation = 100 * values.std(ddof=1) if len(values) > 1 else 0.0
+            note = f"{len(values)} draws, standard deviation {deviation:.1f}"
+            line = ScoreKey("few-labels", f"{point.per_class} per class", name, headline=headline)
+            outcomes.append(Outcome(line, measure, n_images, note))
     return outcomes
 
 
-def _describe_spread(scores: NDArray[np.float64]) -> str:
-    deviation = 100 * scores.std(ddof=1) if len(scores) > 1 else 0.0
-    return f"{len(scores)} draws, standard deviation {deviation:.1f}"
-
-
 def _evaluate_correspondence(
-    subject: FrozenBackbone, data: EvaluationData, options: ProtocolOptions, advance: Advance
+    frozen_backbone: FrozenBackbone, data: EvaluationData, options: ProtocolOptions, advance: Advance
 ) -> list[Outcome]:
-    first, indices, extraction = subject.preprocessing.transform(), data.split_positions["test"], options.extraction
-    rows, columns = subject.backbone.grid
+    first, backbone = frozen_backbone.preprocessing.transform(), frozen_backbone.backbone
+    indices, extraction = data.split_positions["test"], options.extraction
+    rows, columns = backbone.grid
     note = f"{rows}x{columns} cells, by chance {percent(1 / (rows * columns))}"
     outcomes = []
     for number, change in enumerate(options.changes):
@@ -252,7 +253,7 @@ def _evaluate_correspondence(
         def progress(done: int, n_before: int = number * len(indices)) -> None:
             advance(n_before + done, len(indices) * len(options.changes))
 
-        accuracy, distance = measure_correspondence(subject.backbone, loader, subject.device, progress=progress)
+        accuracy, distance = measure_correspondence(backbone, loader, frozen_backbone.device, progress=progress)
         is_scored = ~torch.isnan(accuracy)
         accuracy_key = ScoreKey("correspondence", change, "accuracy")
         distance_key = ScoreKey("correspondence", change, "distance error", "px")

@@ -91,9 +91,16 @@ class FeatureReader(nn.Module):
         super().__init__()
         self.backbone, self.kinds, self._hooked = backbone, tuple(kinds), HookedTensors()
         self._blocks: dict[FeatureKind, tuple[str, ...]] = {}
-        for kind in filter(self._reads_blocks, kinds):
-            self._require_enough(len(backbone.plan.blocks), kind.count, "block")
-            self._blocks[kind] = backbone.plan.blocks[-kind.count :]
+        for kind in kinds:
+            if kind.levels == "class+mean" and not backbone.plan.class_token:
+                raise UserError(
+                    "--features class+mean needs a model that classifies by its class token, but "
+                    f"{model_name(backbone.model)} does not: use pooled (the mean over its patches), blocks:4 or "
+                    "stages:2."
+                )
+            if kind.levels == "blocks" or (kind.levels == "class+mean" and kind.count > 1):
+                self._require_enough(len(backbone.plan.blocks), kind.count, "block")
+                self._blocks[kind] = backbone.plan.blocks[-kind.count :]
         names = {name for names in self._blocks.values() for name in names}
         self._handles = [hook_output(backbone.model, name, self._hooked) for name in sorted(names)]
 
@@ -133,15 +140,6 @@ class FeatureReader(nn.Module):
         for handle in self._handles:
             handle.remove()
 
-    def _reads_blocks(self, kind: FeatureKind) -> bool:
-        if kind.levels == "class+mean" and not self.backbone.plan.class_token:
-            raise UserError(
-                "--features class+mean needs a model that classifies by its class token, but "
-                f"{model_name(self.backbone.model)} does not: use pooled (the mean over its patches), blocks:4 or "
-                "stages:2."
-            )
-        return kind.levels == "blocks" or (kind.levels == "class+mean" and kind.count > 1)
-
     def _require_enough(self, available: int, count: int, level: str) -> None:
         if available < count:
             raise UserError(
@@ -166,23 +164,16 @@ class FeatureReader(nn.Module):
                 "--features class+mean of several blocks needs a class token in each block, but "
                 f"{model_name(self.backbone.model)} adds its class token later: use class+mean:1."
             )
-        if has_summary_token and not with_mean:
-            return _normed_tokens(norm, output[:, 0])
-        mean = _normed_grid(norm, grid).mean((2, 3))
-        return torch.cat([_normed_tokens(norm, output[:, 0]), mean], 1) if with_mean else mean
-
-
-def _normed_tokens(norm: nn.Module, tokens: Tensor) -> Tensor:
-    return _normed_grid(norm, tokens[:, :, None, None])[:, :, 0, 0] if _is_2d(norm) else norm(tokens)
-
-
-def _normed_grid(norm: nn.Module, grid: Tensor) -> Tensor:
-    return norm(grid) if _is_2d(norm) else norm(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-def _is_2d(norm: nn.Module) -> bool:
-    """Return whether a norm expects (B, C, H, W) inputs, like group norm and timm's norms with "2d" in their names."""
-    return "2d" in type(norm).__name__.lower() or isinstance(norm, nn.GroupNorm)
+        # Group norm and timm's norms with "2d" in their names expect (B, C, H, W) inputs.
+        is_2d = "2d" in type(norm).__name__.lower() or isinstance(norm, nn.GroupNorm)
+        features = []
+        if has_summary_token or with_mean:
+            token = output[:, 0]
+            features.append(norm(token[:, :, None, None])[:, :, 0, 0] if is_2d else norm(token))
+        if with_mean or not has_summary_token:
+            normed_grid = norm(grid) if is_2d else norm(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+            features.append(normed_grid.mean((2, 3)))
+        return torch.cat(features, 1)
 
 
 def read_features(path: Path, order: NDArray[np.int64]) -> Tensor | None:

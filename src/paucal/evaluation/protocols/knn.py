@@ -57,11 +57,11 @@ def nearest(train: Tensor, test: Tensor, k: int) -> tuple[Tensor, Tensor]:
     If cosine similarities are equal, the earlier training row comes first. Returns (M, k) float32 cosines and (M, k)
     int64 rows of `train`, with k <= N.
     """
-    device, queries = test.device, _normalise(test)
+    device, queries = test.device, F.normalize(test.float(), dim=1)
     best = torch.full((len(test), 0), -torch.inf, device=device)
     rows = torch.zeros(len(test), 0, dtype=torch.long, device=device)
     for start in range(0, len(train), TRAIN_ROWS_PER_CHUNK):
-        keys = _normalise(train[start : start + TRAIN_ROWS_PER_CHUNK].to(device))
+        keys = F.normalize(train[start : start + TRAIN_ROWS_PER_CHUNK].to(device).float(), dim=1)
         n_kept = min(k, best.shape[1] + len(keys))
         new_best, new_rows = best.new_empty(len(test), n_kept), rows.new_empty(len(test), n_kept)
         n_queries = max(1, MAX_SIMILARITIES // len(keys))
@@ -72,33 +72,23 @@ def nearest(train: Tensor, test: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return best, rows
 
 
-def _normalise(features: Tensor) -> Tensor:
-    return F.normalize(features.float(), dim=1)
-
-
 def _keep_best(best: Tensor, rows: Tensor, similarity: Tensor, start: int, k: int) -> tuple[Tensor, Tensor]:
-    """Merge the best cosines so far with `similarity`, whose columns are training rows from `start` on; keep k."""
-    values, columns = _stable_topk(similarity, min(k, similarity.shape[1]))
-    if not best.shape[1]:
-        return values, columns + start
-    values, rows = torch.cat([best, values], 1), torch.cat([rows, columns + start], 1)
-    sorted_values, order = values.sort(dim=1, descending=True, stable=True)  # earlier rows come first
-    return sorted_values[:, :k], rows.gather(1, order[:, :k])
+    """Merge the best cosines so far with `similarity`, whose columns are training rows from `start` on; keep k.
 
-
-def _stable_topk(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest values of each row and their columns; of tied values, those in earlier columns are kept.
-
-    `torch.topk` does not guarantee which of several tied values are kept.
+    Of equal cosines, those of earlier training rows are kept. (`torch.topk` does not guarantee which ones it keeps.)
     """
+    n_new = min(k, similarity.shape[1])
     # One additional value shows whether a tie was cut off, without another pass over all similarities.
-    values, columns = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)
-    cut_ties = (values[:, k - 1 : k] == values[:, k:]).any(1).nonzero()[:, 0]
-    values, columns = values[:, :k], columns[:, :k]
-    columns, order = columns.sort(dim=1)
+    values, columns = similarity.topk(min(n_new + 1, similarity.shape[1]), dim=1)
+    cut_ties = (values[:, n_new - 1 : n_new] == values[:, n_new:]).any(1).nonzero()[:, 0]
+    columns, order = columns[:, :n_new].sort(dim=1)
     values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
     columns = columns.gather(1, order)
     if len(cut_ties):
         all_values, order = similarity[cut_ties].sort(dim=1, descending=True, stable=True)
-        values[cut_ties], columns[cut_ties] = all_values[:, :k], order[:, :k]
-    return values, columns
+        values[cut_ties], columns[cut_ties] = all_values[:, :n_new], order[:, :n_new]
+    if not best.shape[1]:
+        return values, columns + start
+    values, rows = torch.cat([best, values], 1), torch.cat([rows, columns + start], 1)
+    values, order = values.sort(dim=1, descending=True, stable=True)
+    return values[:, :k], rows.gather(1, order[:, :k])

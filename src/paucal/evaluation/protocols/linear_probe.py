@@ -108,18 +108,29 @@ def train_probes(
     """
     generator = torch.Generator().manual_seed(settings.seed)
     initial_weight = torch.randn(n_classes, dim, generator=generator) * settings.deviation
-    state: _ProbeState | None = None
+    # Rates, weights, biases and their momentum buffers, on the device of the batches. Autograd is not used.
+    state: list[Tensor] = []
     for epoch in range(settings.epochs):
         rate_factor = 0.5 * (1 + math.cos(math.pi * epoch / settings.epochs)) * settings.batch / 256
         for features, labels in batches(epoch):
-            if state is None:
-                state = _ProbeState(initial_weight.to(features), settings)
-            state.step(features, labels, rate_factor)
+            if not state:
+                rates = features.new_tensor(settings.rates)
+                weight = initial_weight.to(features).expand(len(rates), n_classes, dim).clone()
+                bias = weight.new_zeros(len(rates), n_classes)
+                state = [rates, weight, bias, torch.zeros_like(weight), torch.zeros_like(bias)]
+            rates, weight, bias, *buffers = state
+            logits = (features @ weight.flatten(0, 1).T).view(-1, len(rates), n_classes) + bias
+            error = (logits.softmax(2) - F.one_hot(labels, n_classes)[:, None]) / len(features)
+            gradients = (error.flatten(1).T @ features).view_as(weight), error.sum(0)
+            scaled_rates = rates * rate_factor
+            for value, buffer, gradient in zip((weight, bias), buffers, gradients, strict=True):
+                buffer.mul_(settings.momentum).add_(gradient)
+                value.sub_(scaled_rates.view(-1, *[1] * (value.ndim - 1)) * buffer)
         if progress is not None:
             progress(epoch + 1, settings.epochs)
-    if state is None:
+    if not state:
         raise UserError("there are no training images for the linear probe: give a data set with training images.")
-    return state.weight, state.bias
+    return state[1], state[2]
 
 
 def fit_probe(
@@ -133,8 +144,8 @@ def fit_probe(
 ) -> FittedProbe:
     """Select the rate with the highest validation score, then train with this rate on both splits.
 
-    `train` and `both` are batches of the training images, and of training and validation images. `val` are the (N, D)
-    features and (N,) labels of the validation images. If scores in `metric` are equal, the lower rate is selected.
+    `train` are batches of the training images, and `both` of training and validation images together. `val` are the
+    (N, D) features and (N,) labels of the validation images. Of rates with equal scores, the lower rate is selected.
     """
     if not len(val[0]):
         raise UserError("there are no validation images to select the learning rate with: give --val-fraction 0.1.")
@@ -180,20 +191,22 @@ def _fit_best(
 
     Each fold has batches of training images with their schedule, and the features and labels of its other images.
     """
-    scores, dim = [], 0
-    for number, (fold_batches, schedule, val) in enumerate(folds):
-        advance, dim = _progress_of_training(progress, number, n_folds + 1), val[0].shape[1]
+    scores, dim, n_trainings = [], 0, 0
+
+    def advance(done: int, total: int) -> None:
+        """Report the epochs of all trainings so far."""
+        if progress is not None:
+            progress(n_trainings * total + done, (n_folds + 1) * total)
+
+    for fold_batches, schedule, val in folds:
+        dim = val[0].shape[1]
         probes = zip(*train_probes(fold_batches, dim, n_classes, schedule, advance), strict=True)
         scores.append([validation_score(LinearClassifier(weight, bias), *val, metric) for weight, bias in probes])
-    means, advance = np.mean(scores, axis=0).tolist(), _progress_of_training(progress, n_folds, n_folds + 1)
+        n_trainings += 1
+    means = np.mean(scores, axis=0).tolist()
     rate = settings.rates[nan_argmax(means)]
     weight, bias = train_probes(batches, dim, n_classes, replace(settings, rates=(rate,)), advance)
     return FittedProbe(LinearClassifier(weight[0], bias[0]), rate, dict(zip(settings.rates, means, strict=True)))
-
-
-def _progress_of_training(progress: Advance | None, number: int, n_trainings: int) -> Advance | None:
-    """Return a progress function for training number `number` (from 0) that counts the epochs of all trainings."""
-    return progress and (lambda done, total: progress(number * total + done, n_trainings * total))
 
 
 def augmented_batches(
@@ -226,24 +239,3 @@ def augmented_batches(
             reader.close()
 
     return iterate_epoch
-
-
-class _ProbeState:
-    """Weights, biases and momentum buffers of the linear layers, one layer per learning rate; autograd is not used."""
-
-    def __init__(self, initial_weight: Tensor, settings: ProbeSettings) -> None:
-        self.rates = torch.tensor(settings.rates, device=initial_weight.device, dtype=initial_weight.dtype)
-        self.momentum = settings.momentum
-        self.weight = initial_weight.expand(len(self.rates), *initial_weight.shape).clone()
-        self.bias = initial_weight.new_zeros(len(self.rates), len(initial_weight))
-        self._momentum_buffers = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
-
-    def step(self, features: Tensor, labels: Tensor, rate_factor: float) -> None:
-        n_rates, n_classes = self.bias.shape
-        logits = (features @ self.weight.flatten(0, 1).T).view(-1, n_rates, n_classes) + self.bias
-        error = (logits.softmax(2) - F.one_hot(labels, n_classes)[:, None]) / len(features)
-        gradients = (error.flatten(1).T @ features).view_as(self.weight), error.sum(0)
-        rates = self.rates * rate_factor
-        for value, buffer, gradient in zip((self.weight, self.bias), self._momentum_buffers, gradients, strict=True):
-            buffer.mul_(self.momentum).add_(gradient)
-            value.sub_(rates.view(-1, *[1] * (value.ndim - 1)) * buffer)

@@ -115,7 +115,13 @@ def fit_logistic(
     """
     require_finite(features, "training images")
     if labels.ndim == 2:
-        return _fit_per_class(features, labels, strength, solver)
+        for number, column in enumerate(labels.T):
+            require_two_classes(column[column >= 0], f"the images labelled for class {number}")
+        if solver.backend == "torch":
+            return LinearClassifier(*fit_independent(features, labels, strength, solver))
+        fits = [_fit_by_sklearn(features[column >= 0], column[column >= 0], strength, solver) for column in labels.T]
+        weights, biases, iterations, converged = zip(*fits, strict=True)
+        return LinearClassifier(torch.cat(weights), torch.cat(biases), max(iterations), all(converged))
     require_two_classes(labels)
     class_numbers, compact_labels = labels.unique(return_inverse=True)
     if solver.backend == "torch":
@@ -127,16 +133,6 @@ def fit_logistic(
     all_biases = bias.new_full((n_classes,), -torch.inf)
     all_weights[class_numbers.to(weight.device)], all_biases[class_numbers.to(bias.device)] = weight, bias
     return LinearClassifier(all_weights, all_biases, iterations, converged)
-
-
-def _fit_per_class(features: Tensor, labels: Tensor, strength: float, solver: SolverSettings) -> LinearClassifier:
-    for number, column in enumerate(labels.T):
-        require_two_classes(column[column >= 0], f"the images labelled for class {number}")
-    if solver.backend == "torch":
-        return LinearClassifier(*fit_independent(features, labels, strength, solver))
-    fits = [_fit_by_sklearn(features[column >= 0], column[column >= 0], strength, solver) for column in labels.T]
-    weights, biases, iterations, converged = zip(*fits, strict=True)
-    return LinearClassifier(torch.cat(weights), torch.cat(biases), max(iterations), all(converged))
 
 
 def _fit_by_sklearn(features: Tensor, labels: Tensor, strength: float, solver: SolverSettings) -> Fit:

@@ -123,11 +123,9 @@ def tally(rows: Sequence[ProtocolRow], other: str) -> dict[str, int]:
     for each protocol and setting, as in papers, so top-5 accuracy is not counted.
     """
     counted_rows = [row for row in rows if row.line.headline and row.line.score != TOP_5 and other in row.gains]
-    verdicts = [row.verdict(other) for row in counted_rows]
-    names: tuple[Verdict, ...] = ("win", "tie", "loss")
-    clear_verdicts = [row.verdict(other) for row in counted_rows if row.is_clear_against(other)]
-    clear_counts = {"clear_wins": clear_verdicts.count("win"), "clear_losses": clear_verdicts.count("loss")}
-    return {**{name: verdicts.count(name) for name in names}, **clear_counts}
+    verdicts = [(row.verdict(other), row.is_clear_against(other)) for row in counted_rows]
+    counts = {name: [verdict for verdict, _ in verdicts].count(name) for name in ("win", "tie", "loss")}
+    return {**counts, "clear_wins": verdicts.count(("win", True)), "clear_losses": verdicts.count(("loss", True))}
 
 
 def averages(rows: Sequence[ProtocolRow], protocol: str) -> dict[str, float]:
@@ -190,7 +188,7 @@ def protocol_table(rows: Sequence[ProtocolRow], level: float) -> Table:
 
 
 def remarks(rows: Sequence[ProtocolRow]) -> list[str]:
-    """Return sentences on averages, on wins, ties and losses, and on the selected hyperparameters of each model."""
+    """Return sentences on averages, on wins, ties and losses, and on each model's selected hyperparameters."""
     lines = []
     sets = len({row.data for row in rows})
     for protocol in PROTOCOLS if sets > 1 else ():
@@ -200,24 +198,15 @@ def remarks(rows: Sequence[ProtocolRow]) -> list[str]:
             lines.append(f"{protocol}, mean of {sets} data sets: {text}")
     names = list(rows[0].scores) if rows else []
     for other in names[1:]:
-        lines.append(f"{names[0]} against {other}: {_describe_verdicts(tally(rows, other))}")
+        counts = tally(rows, other)
+        wins, losses = counted(counts["win"], "win", "wins"), counted(counts["loss"], "loss", "losses")
+        text = f"{names[0]} against {other}: {wins}, {counted(counts['tie'], 'tie', 'ties')}, {losses}"
+        clear = [f"in {counts['clear_wins']} of {wins}"] if counts["win"] else []
+        clear += [f"in {counts['clear_losses']} of {losses}"] if counts["loss"] else []
+        if clear:
+            text += f"; the interval of the difference excludes 0 {' and '.join(clear)}"
+        lines.append(text)
     return lines + _hyperparameter_notes(rows)
-
-
-def _describe_verdicts(counts: Mapping[str, int]) -> str:
-    """Return how often the first model wins and loses, and how often the interval of the difference excludes 0.
-
-    >>> _describe_verdicts({"win": 3, "tie": 1, "loss": 1, "clear_wins": 2, "clear_losses": 0})
-    '3 wins, 1 tie, 1 loss; the interval of the difference excludes 0 in 2 of 3 wins and in 0 of 1 loss'
-    """
-    wins, losses = counted(counts["win"], "win", "wins"), counted(counts["loss"], "loss", "losses")
-    text = f"{wins}, {counted(counts['tie'], 'tie', 'ties')}, {losses}"
-    parts = [
-        f"in {counts[clear]} of {noun}"
-        for name, clear, noun in (("win", "clear_wins", wins), ("loss", "clear_losses", losses))
-        if counts[name]
-    ]
-    return f"{text}; the interval of the difference excludes 0 {' and '.join(parts)}" if parts else text
 
 
 def _hyperparameter_notes(rows: Sequence[ProtocolRow]) -> list[str]:
