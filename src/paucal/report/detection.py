@@ -40,7 +40,7 @@ class ReportedScores:
 def write_detection_report(run: Path) -> Path:
     """Write `report.html` into the run folder of a detector, and return the path of the page."""
     files = read_run(run)
-    scores = read_stored(files, METRICS_FILE, _parse_scores, ReportedScores())
+    scores = read_stored(files.run, METRICS_FILE, _parse_scores, ReportedScores())
     pairs = [(scores.ap, "AP"), (scores.ap50, "AP50"), (scores.mask_ap, "mask AP"), (scores.mask_ap50, "mask AP50")]
     consequence = "how well the detector finds these objects"
     return write_run_page(

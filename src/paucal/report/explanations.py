@@ -1,7 +1,6 @@
 """Explanations of a classifier's scores in sentences, for readers who do not know the metrics."""
 
 import math
-import shlex
 from collections.abc import Sequence
 from statistics import median
 
@@ -41,10 +40,18 @@ def headline_sentences(files: RunFiles) -> list[str]:
             *selection_note,
         ]
     top1 = report.scores["top1"]
-    if report.repeats:
-        return _cross_validated_headline(report)
-    split = "training" if report.majority.from_train else "test"
     rank = report.majority.rank(len(report.per_class))
+    if report.repeats:
+        return [
+            f"In a cross-validation with {report.folds} folds, models fitted to the other folds predicted the right "
+            f"class for {percent(top1.value)} of {report.images} images (mean of {report.repeats} repeats). There are "
+            "too few images to keep a test set, so the final model was fitted to all images.",
+            f"Its accuracy on further images of the same kind most likely lies {_format_range(top1)} "
+            f"({percent(report.level, 'g')} interval, which accounts for the images shared between fits).",
+            f"Always predicting {report.majority.name!r}, {rank} training images, would be right for "
+            f"{percent(report.majority.top1)}.",
+        ]
+    split = "training" if report.majority.from_train else "test"
     return [
         f"The model predicted the right class for {percent(top1.value)} of {tested} that {was_or_were(report.images)} "
         "not used in training.",
@@ -53,19 +60,6 @@ def headline_sentences(files: RunFiles) -> list[str]:
         f"Always predicting {report.majority.name!r}, {rank} {split} images, would be right for "
         f"{percent(report.majority.top1)}.",
         *selection_note,
-    ]
-
-
-def _cross_validated_headline(report: ClassificationReport) -> list[str]:
-    top1, rank = report.scores["top1"], report.majority.rank(len(report.per_class))
-    return [
-        f"In a cross-validation with {report.folds} folds, models fitted to the other folds predicted the right "
-        f"class for {percent(top1.value)} of {report.images} images (mean of {report.repeats} repeats). There are too "
-        "few images to keep a test set, so the final model was fitted to all images.",
-        f"Its accuracy on further images of the same kind most likely lies {_format_range(top1)} "
-        f"({percent(report.level, 'g')} interval, which accounts for the images shared between fits).",
-        f"Always predicting {report.majority.name!r}, {rank} training images, would be right for "
-        f"{percent(report.majority.top1)}.",
     ]
 
 
@@ -238,19 +232,6 @@ def count_training_images(summary: Summary) -> int | None:
     if summary.epoch_images is not None:
         return summary.epoch_images
     return next((part.images for part in summary.parts if part.name == "train"), None)
-
-
-def list_repeat_commands(files: RunFiles) -> list[str]:
-    """Return commands that repeat the run: one with all resolved settings, and the original command."""
-    commands = []
-    if files.settings:
-        verb, config = shlex.quote(files.verb), shlex.quote(str(files.run.config))
-        commands.append(f"paucal {verb} --config {config}   # all settings as resolved, in a new folder")
-    if "command" in files.environment:
-        commands.append(
-            f"{files.environment['command']}   # the original command; settings that it does not give are chosen again"
-        )
-    return commands
 
 
 def describe_confidence(files: RunFiles) -> str | None:

@@ -1,10 +1,10 @@
 """Read the files of a run folder for its report; files may be missing, and their content is untrusted."""
 
-import csv
 import reprlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -106,39 +106,55 @@ def read_run(path: Path) -> RunFiles:
     if not path.is_dir():
         raise UserError(f"{str(path)!r} is not a folder: expected a run folder, such as runs/1.")
     run = RunFolder(path)
+    verb = "train"
     try:
-        evaluation = _read_json(run, "evaluation/test/metrics.json")
-        return RunFiles(
-            run,
-            _read_summary(run),
-            _read_settings(run),
-            _read_environment(run),
-            _read_metrics(run),
-            read_report(evaluation) if evaluation and evaluation.get("kind") != "regression" else None,
-            _read_findings(run),
-            read_frozen(run),
-            run.verb if run.config.is_file() else "train",
-            _read_exports(run),
-        )
+        evaluation = read_stored(run, "evaluation/test/metrics.json", dict, {})
+        summary = read_stored(run, "summary.json", _parse_summary, Summary())
+        settings = _read_settings(run)
+        environment = read_stored(run, "env.json", dict, {})
+        if isinstance(environment.get("command"), list):
+            environment["command"] = shlex.join(str(argument) for argument in environment["command"])
+        if run.metrics.is_file() and run.metrics.stat().st_size > MAX_METRICS_BYTES:
+            raise UserError(
+                f"{str(run.metrics)!r} is larger than {MAX_METRICS_BYTES} bytes, too large for a list of epochs: "
+                "restore the file."
+            )
+        rows = run.read_rows()
+        report = read_report(evaluation) if evaluation and evaluation.get("kind") != "regression" else None
+        has_check = (run.path / "check.json").is_file()
+        remove = "remove the file, or train again"
+        check = read_stored(run, "check.json", _parse_findings, advice=remove) if has_check else None
+        frozen = read_frozen(run)
+        if run.config.is_file():
+            verb = run.verb
+        # The scores of other tasks than classification are not fractions of images.
+        parse_exports = partial(_parse_exports, is_classifier=run.config.is_file() and verb == "train")
+        exports = read_stored(run, EXPORTS_FILE, parse_exports, [], "remove the file and export again")
     except (RecursionError, OSError) as problem:
         raise UserError(f"the files of {str(path)!r} cannot be read ({problem}): restore the files.") from problem
+    environment = {str(name): short_text(value) for name, value in environment.items()}
+    return RunFiles(run, summary, settings, environment, rows, report, check, frozen, verb, exports)
 
 
 def read_stored(
-    files: RunFiles, name: str, read: Callable[[Any], T], missing: T | None = None, repeat: str = "train"
+    run: RunFolder,
+    name: str,
+    parse: Callable[[Any], T],
+    missing: T | None = None,
+    advice: str = "restore the file, or train again",
 ) -> T:
-    """Read the JSON file `name` of a run, and convert its content with `read`.
+    """Read the JSON file `name` of a run, and convert its content with `parse`.
 
-    Return `missing` if the file is missing; raise a UserError if `missing` is None. If the file is damaged, the message
-    advises to restore the file or to repeat the step that the verb `repeat` names.
+    Return `missing` if the file is missing; raise a UserError if `missing` is None or if the file is damaged. `advice`
+    tells the user what to do with a damaged file.
     """
-    path = files.run.path / name
+    path = run.path / name
     if missing is not None and not path.is_file():
         return missing
     try:
-        return read(files.run.read_json(name))
+        return parse(run.read_json(name))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
-        raise UserError(f"{str(path)!r} is damaged ({problem!r}): restore the file, or {repeat} again.") from problem
+        raise UserError(f"{str(path)!r} is damaged ({problem!r}): {advice}.") from problem
 
 
 def score_and_interval(value: Mapping[str, Any]) -> tuple[str, str]:
@@ -149,63 +165,35 @@ def score_and_interval(value: Mapping[str, Any]) -> tuple[str, str]:
     return percent(estimate), "" if low is None or high is None else f"{100 * low:.1f} and {100 * high:.1f}"
 
 
-def _read_json(run: RunFolder, name: str) -> dict[str, Any]:
-    return run.read_json(name) if (run.path / name).is_file() else {}
+def _parse_findings(content: Mapping[str, Any]) -> list[dict[str, str]]:
+    names = ("level", "text", "advice")
+    return [{name: short_text(finding[name]) for name in names} for finding in content["findings"][:MAX_ITEMS]]
 
 
-def _read_findings(run: RunFolder) -> list[dict[str, str]] | None:
-    if not (run.path / "check.json").is_file():
-        return None
-    try:
-        findings = run.read_json("check.json")["findings"]
-        names = ("level", "text", "advice")
-        return [{name: short_text(finding[name]) for name in names} for finding in findings[:MAX_ITEMS]]
-    except (KeyError, TypeError) as problem:
-        path = str(run.path / "check.json")
-        raise UserError(f"{path!r} is damaged ({problem}): remove the file, or train again.") from problem
-
-
-def _read_exports(run: RunFolder) -> list[dict[str, str]]:
-    try:
-        is_classifier = run.config.is_file() and run.verb == "train"  # otherwise, scores are not fractions of images
-        exports = _read_json(run, EXPORTS_FILE).items()
-        return [_describe_export(short_text(name), values, is_classifier) for name, values in exports][:MAX_ITEMS]
-    except (KeyError, TypeError, ValueError) as problem:
-        path = str(run.path / EXPORTS_FILE)
-        raise UserError(f"{path!r} is damaged ({problem!r}): remove the file and export again.") from problem
-
-
-def _describe_export(name: str, comparison: Mapping[str, Any], is_classifier: bool) -> dict[str, str]:
-    """Return the row of a table, by heading; the values of the original model are in brackets."""
-    model_ms, file_ms = map(stored_number, comparison["milliseconds"])
-    accuracy = ""
-    if comparison["accuracy"] is not None:
-        images = int(comparison["images"]) if is_classifier else 0
-        original, exported = (_format_accuracy(stored_number(share), images) for share in comparison["accuracy"])
-        accuracy = f"{exported} ({original})"
-    return {
-        "file": name,
-        "size": f"{stored_number(comparison['size']) / 2**20:.1f} MiB",
-        "images": str(int(comparison["images"])),
-        "same predictions": percent(stored_number(comparison["agreement"])),
-        "largest difference": f"{stored_number(comparison['largest']):.2g}",
-        "accuracy": accuracy,
-        "milliseconds": f"{file_ms:.1f} ({model_ms:.1f})",
-    }
-
-
-def _format_accuracy(share: float, images: int) -> str:
-    if not images:
-        return percent(share)
-    low, high = (percent(end).removesuffix(" %") for end in wilson_share(share, images).ends)
-    return f"{percent(share)}, {low} to {high}"
-
-
-def _read_environment(run: RunFolder) -> dict[str, str]:
-    content = _read_json(run, "env.json")
-    if isinstance(content.get("command"), list):
-        content["command"] = shlex.join(str(argument) for argument in content["command"])
-    return {str(name): short_text(value) for name, value in content.items()}
+def _parse_exports(content: Mapping[str, Any], is_classifier: bool) -> list[dict[str, str]]:
+    """Return the rows of the table of exported files, by heading; values of the original model are in brackets."""
+    rows = []
+    for name, comparison in content.items():
+        images, accuracies = int(comparison["images"]), []
+        for share in () if comparison["accuracy"] is None else map(stored_number, comparison["accuracy"]):
+            interval = ""
+            if is_classifier and images:
+                low, high = (percent(end).removesuffix(" %") for end in wilson_share(share, images).ends)
+                interval = f", {low} to {high}"
+            accuracies.append(f"{percent(share)}{interval}")
+        original, exported = accuracies or ("", "")
+        model_ms, file_ms = map(stored_number, comparison["milliseconds"])
+        row = {
+            "file": short_text(name),
+            "size": f"{stored_number(comparison['size']) / 2**20:.1f} MiB",
+            "images": str(images),
+            "same predictions": percent(stored_number(comparison["agreement"])),
+            "largest difference": f"{stored_number(comparison['largest']):.2g}",
+            "accuracy": f"{exported} ({original})" if accuracies else "",
+            "milliseconds": f"{file_ms:.1f} ({model_ms:.1f})",
+        }
+        rows.append(row)
+    return rows[:MAX_ITEMS]
 
 
 def _read_settings(run: RunFolder) -> list[dict[str, str]]:
@@ -221,61 +209,40 @@ def _read_settings(run: RunFolder) -> list[dict[str, str]]:
     ]
 
 
-def _read_metrics(run: RunFolder) -> list[dict[str, float]]:
-    try:
-        if run.metrics.is_file() and run.metrics.stat().st_size > MAX_METRICS_BYTES:
-            raise UserError(
-                f"{str(run.metrics)!r} is larger than {MAX_METRICS_BYTES} bytes, too large for a list of epochs: "
-                "restore the file."
-            )
-        return run.read_rows()
-    except (ValueError, TypeError, csv.Error) as problem:
-        raise UserError(f"{str(run.metrics)!r} is damaged ({problem}): restore the file, or train again.") from problem
-
-
-def _read_summary(run: RunFolder) -> Summary:
-    content = _read_json(run, "summary.json")
-    texts = ("title", "model", "method", "data", "split", "grid", "kept", "learning_curve")
-    numbers = ("epochs", "seconds", "peak_memory", "best_epoch", "kept_val_score")
+def _parse_summary(content: dict[str, Any]) -> Summary:
     content["kept_val_score"] = content.get("kept_val_top1", content.get("kept_val_map"))
-    try:
-        entries: dict[str, Any] = {
-            name: convert(content[name])
-            for names, convert in (
-                (texts, short_text),
-                (numbers, stored_number),
-                (("parameters", "epoch_images"), int),
-                (("selected",), bool),
-            )
-            for name in names
-            if content.get(name) is not None
-        }
-        stored_parts, images = content.get("parts", {}), content.get("part_images", {})
-        parts = [_parse_split(str(name), value, images.get(name)) for name, value in stored_parts.items()]
-        steps = [_parse_step(step) for step in content.get("rungs", [])]
-        next_steps = [short_text(step) for step in content.get("next_steps", [])]
-        confidence = None
-        if (calibration := content.get("calibration")) is not None:
-            before, after = map(stored_number, calibration["error"])
-            temperature, fitted = stored_number(calibration["temperature"]), int(calibration["images"])
-            confidence = Confidence(temperature, fitted, before, after)
-        return Summary(**entries, parts=parts, steps=steps, confidence=confidence, next_steps=next_steps)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
-        path = str(run.path / "summary.json")
-        raise UserError(f"{path!r} is damaged ({problem}): restore the file, or train again.") from problem
-
-
-def _parse_step(value: Mapping[str, Any]) -> dict[str, Any]:
-    score = None if value["score"] is None else stored_number(value["score"])
-    name, time = short_text(value["name"]), short_text(value["time"])
-    return {"name": name, "score": score, "time": time, "kept": bool(value["kept"])}
-
-
-def _parse_split(name: str, value: Any, images: Any = None) -> SplitSummary:
-    if not isinstance(value, Mapping):
-        return SplitSummary(name, int(value))
-    counts = {str(label): int(count) for label, count in value.items()}
-    return SplitSummary(name, sum(counts.values()) if images is None else int(images), counts)
+    converters: Mapping[Callable[[Any], Any], Sequence[str]] = {
+        short_text: ("title", "model", "method", "data", "split", "grid", "kept", "learning_curve"),
+        stored_number: ("epochs", "seconds", "peak_memory", "best_epoch", "kept_val_score"),
+        int: ("parameters", "epoch_images"),
+        bool: ("selected",),
+    }
+    entries: dict[str, Any] = {
+        name: convert(content[name])
+        for convert, names in converters.items()
+        for name in names
+        if content.get(name) is not None
+    }
+    parts = []
+    for name, value in content.get("parts", {}).items():
+        if isinstance(value, Mapping):
+            counts = {str(label): int(count) for label, count in value.items()}
+            images = content.get("part_images", {}).get(name)
+            images = sum(counts.values()) if images is None else int(images)
+            parts.append(SplitSummary(str(name), images, counts))
+        else:
+            parts.append(SplitSummary(str(name), int(value)))
+    steps = []
+    for step in content.get("rungs", []):
+        score = None if step["score"] is None else stored_number(step["score"])
+        texts = {"name": short_text(step["name"]), "time": short_text(step["time"])}
+        steps.append({**texts, "score": score, "kept": bool(step["kept"])})
+    next_steps = [short_text(step) for step in content.get("next_steps", [])]
+    confidence = None
+    if (calibration := content.get("calibration")) is not None:
+        before, after = map(stored_number, calibration["error"])
+        confidence = Confidence(stored_number(calibration["temperature"]), int(calibration["images"]), before, after)
+    return Summary(**entries, parts=parts, steps=steps, confidence=confidence, next_steps=next_steps)
 
 
 def short_text(value: Any) -> str:

@@ -9,11 +9,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from paucal.evaluation.record import NO_INTERVAL, score_lines
-from paucal.evaluation.results import MultiLabelReport, Report, scored_part
+from paucal.evaluation.results import MultiLabelReport, scored_part
 from paucal.report.explanations import (
     describe_confidence,
     headline_sentences,
-    list_repeat_commands,
     trained_model_rows,
     warning_sentences,
 )
@@ -32,12 +31,21 @@ def write_report(run_dir: Path) -> Path:
     Sections whose files are missing are left out.
     """
     files = read_run(run_dir)
-    report = files.evaluation
+    report, figures = files.evaluation, []
+    if report is not None:
+        interval = score_lines(report)[0].interval
+        if isinstance(report, MultiLabelReport):
+            score, title = report.scores["map"], "mean average precision"
+            baseline = (percent(report.chance), "by chance")
+        else:
+            score, title = report.scores["top1"], f"{scored_part(report)} accuracy"
+            baseline = (percent(report.majority.top1), "majority class")
+        figures = [(percent(score.value), f"{title}, {interval}"), baseline]
     return write_run_page(
         files,
         "classification.html",
         trained=trained_model_rows(files),
-        figures=_headline_numbers(report),
+        figures=figures,
         headline=headline_sentences(files),
         warnings=warning_sentences(files),
         confidence=describe_confidence(files),
@@ -55,7 +63,13 @@ def write_run_page(files: RunFiles, name: str, trained: Mapping[str, str | None]
 
     `trained` describes the trained model by names and texts; those that are None are left out.
     """
-    path = files.run.path / REPORT_FILE
+    path, commands = files.run.path / REPORT_FILE, []
+    if files.settings:
+        verb, config = shlex.quote(files.verb), shlex.quote(str(files.run.config))
+        commands.append(f"paucal {verb} --config {config}   # all settings as resolved, in a new folder")
+    if "command" in files.environment:
+        command = files.environment["command"]
+        commands.append(f"{command}   # the original command; settings that it does not give are chosen again")
     write_page(
         path,
         name,
@@ -64,23 +78,12 @@ def write_run_page(files: RunFiles, name: str, trained: Mapping[str, str | None]
         summary=files.summary,
         frozen=files.frozen,
         pictures=embed_pictures(files),
-        again=list_repeat_commands(files),
+        again=commands,
         trained={name: text for name, text in trained.items() if text is not None},
         shell_run=shlex.quote(str(files.run.path)),
         **content,
     )
     return path
-
-
-def _headline_numbers(report: Report | None) -> list[tuple[str, str]]:
-    if report is None:
-        return []
-    interval = score_lines(report)[0].interval
-    if isinstance(report, MultiLabelReport):
-        value, chance = report.scores["map"].value, report.chance
-        return [(percent(value), f"mean average precision, {interval}"), (percent(chance), "by chance")]
-    value, chance = report.scores["top1"].value, report.majority.top1
-    return [(percent(value), f"{scored_part(report)} accuracy, {interval}"), (percent(chance), "majority class")]
 
 
 def write_page(path: Path, name: str, **content: Any) -> None:

@@ -13,9 +13,9 @@ from PIL import Image
 
 from paucal.evaluation.curves import PANELS_PER_ROW, curves_figure, drawn_columns, with_speed
 from paucal.evaluation.plots import class_precision_figure, confusion_figure, per_class_figure, render_png
+from paucal.evaluation.protocols import table
 from paucal.evaluation.results import MultiLabelReport
 from paucal.report.explanations import count_training_images, find_kept_epoch
-from paucal.report.frozen import find_frozen_pictures
 from paucal.report.inputs import RunFiles
 from paucal.types import UserError
 
@@ -84,8 +84,9 @@ def embed_pictures(files: RunFiles) -> dict[str, Picture]:
     These are the files in `plots/`, the figures of frozen features, and further figures that are drawn from the run's
     metrics and scores.
     """
-    plots = {path.stem: path for path in sorted(files.run.plots.glob("*.png")) if path.is_file()}
-    content = {name: _read_picture(path) for name, path in (plots | find_frozen_pictures(files.run)).items()}
+    frozen = files.run.evaluation(table.FOLDER)
+    paths = [*sorted(files.run.plots.glob("*.png")), frozen / table.SCORES_PICTURE, frozen / table.MATCHES_PICTURE]
+    content = {path.stem: _read_picture(path) for path in paths if path.is_file()}
     drawable = _drawable_figures(files)
     content |= {name: render_png(draw()) for name, draw in drawable.items() if name not in content}
     # Panels side by side would be too small to read on a small screen.
@@ -133,27 +134,24 @@ def _read_picture(path: Path) -> bytes:
 
 
 def _data_uri(png: bytes) -> str:
-    """Return a PNG as a data URI; a large PNG is converted to JPEG if the JPEG is smaller."""
-    jpeg = _convert_to_jpeg(png) if len(png) > MAX_PNG_BYTES else None
-    return data_uri(png) if jpeg is None or len(jpeg) >= len(png) else data_uri(jpeg, "jpeg")
-
-
-def data_uri(picture: bytes, kind: Literal["png", "jpeg"] = "png") -> str:
-    """Return the bytes of an image file as a data URI in base64."""
-    return f"data:image/{kind};base64,{base64.b64encode(picture).decode('ascii')}"
-
-
-def _convert_to_jpeg(data: bytes) -> bytes | None:
-    """Convert a PNG to JPEG; return None if the PNG is damaged or has more than `MAX_PIXELS` pixels."""
+    """Return a PNG as a data URI; a large PNG is converted to JPEG, unless it is damaged or the JPEG is not smaller."""
+    if len(png) <= MAX_PNG_BYTES:
+        return data_uri(png)
     buffer = io.BytesIO()
     try:
-        with Image.open(io.BytesIO(data), formats=["PNG"]) as picture:
+        with Image.open(io.BytesIO(png), formats=["PNG"]) as picture:
             if picture.width * picture.height > MAX_PIXELS:
-                return None
+                return data_uri(png)
             rgba = picture.convert("RGBA")
             on_white = Image.new("RGB", rgba.size, "white")
             on_white.paste(rgba, mask=rgba.getchannel("A"))
         on_white.save(buffer, "JPEG", quality=JPEG_QUALITY, optimize=True)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        return None
-    return buffer.getvalue()
+        return data_uri(png)
+    jpeg = buffer.getvalue()
+    return data_uri(png) if len(jpeg) >= len(png) else data_uri(jpeg, "jpeg")
+
+
+def data_uri(picture: bytes, kind: Literal["png", "jpeg"] = "png") -> str:
+    """Return the bytes of an image file as a data URI in base64."""
+    return f"data:image/{kind};base64,{base64.b64encode(picture).decode('ascii')}"

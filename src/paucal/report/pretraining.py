@@ -31,7 +31,8 @@ class PretrainingSummary:
 def write_pretraining_report(run: Path) -> Path:
     """Write `report.html` into the folder of a pre-training run, and return the path of the page."""
     files = read_run(run)
-    summary = read_stored(files, "summary.json", _parse_summary, PretrainingSummary(), "pre-train")
+    advice = "restore the file, or pre-train again"
+    summary = read_stored(files.run, "summary.json", _parse_summary, PretrainingSummary(), advice)
     figures = [(percent(score), f"nearest neighbours, epoch {epoch:g}") for epoch, score in _knn_scores(files)[-1:]]
     if figures and summary.knn_start is not None:
         figures.append((percent(summary.knn_start), "before training"))

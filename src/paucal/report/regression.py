@@ -20,7 +20,9 @@ SCORE_TITLES = {
 def write_regression_report(run: Path) -> Path:
     """Write `report.html` into the run folder of a regression, and return the path of the page."""
     files = read_run(run)
-    rows, sentences = read_stored(files, METRICS_FILE, _parse_scores)
+    rows, sentences = read_stored(
+        files.run, METRICS_FILE, lambda content: (score_rows(content["scores"]), headline_sentences(content))
+    )
     summary = files.summary
     return write_run_page(
         files,
@@ -34,9 +36,19 @@ def write_regression_report(run: Path) -> Path:
     )
 
 
-def _parse_scores(content: dict[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
-    scores = content["scores"]
-    return [_score_row(name, scores[name]) for name in SCORE_TITLES if name in scores], headline_sentences(content)
+def score_rows(scores: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
+    """Return the rows of the table of scores, by heading."""
+    rows = []
+    for name, title in SCORE_TITLES.items():
+        if name not in scores:
+            continue
+        score, format_value = scores[name], percent if name in ("coverage", "exact") else _format_number
+        value, interval = "undefined", ""
+        if score["value"] is not None:
+            value = format_value(score["value"])
+            interval = "" if score["low"] is None else f"{format_value(score['low'])} to {format_value(score['high'])}"
+        rows.append({"score": title, "value": value, "95 % interval": interval})
+    return rows
 
 
 def headline_sentences(content: dict[str, Any]) -> list[str]:
@@ -63,16 +75,6 @@ def headline_sentences(content: dict[str, Any]) -> list[str]:
             f"The interval contained the true value for {percent(coverage['value'])} of the test images."
         )
     return sentences
-
-
-def _score_row(name: str, score: dict[str, Any]) -> dict[str, str]:
-    """Return a row of the table of scores, by heading."""
-    format_value = percent if name in ("coverage", "exact") else _format_number
-    value, interval = "undefined", ""
-    if score["value"] is not None:
-        value = format_value(score["value"])
-        interval = "" if score["low"] is None else f"{format_value(score['low'])} to {format_value(score['high'])}"
-    return {"score": SCORE_TITLES[name], "value": value, "95 % interval": interval}
 
 
 def _format_number(value: float) -> str:

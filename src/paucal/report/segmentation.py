@@ -34,7 +34,7 @@ class SegmentationScores:
 def write_segmentation_report(run: Path) -> Path:
     """Write `report.html` into the run folder of a segmentation model, and return the path of the page."""
     files = read_run(run)
-    scores, summary = read_stored(files, METRICS_FILE, parse_scores, SegmentationScores()), files.summary
+    scores, summary = read_stored(files.run, METRICS_FILE, parse_scores, SegmentationScores()), files.summary
     return write_run_page(
         files,
         "segmentation.html",
@@ -57,21 +57,19 @@ def write_segmentation_report(run: Path) -> Path:
 
 def parse_scores(content: Mapping[str, Any]) -> SegmentationScores:
     """Convert the stored scores to text."""
-    rows = sorted(content["classes"][:MAX_CLASSES], key=lambda row: (row["value"] is None, row["value"] or 0.0))
+    rows = []
+    for row in sorted(content["classes"][:MAX_CLASSES], key=lambda row: (row["value"] is None, row["value"] or 0.0)):
+        iou, interval = score_and_interval(row)
+        name, pixels = str(row["class"])[:MAX_NAME], f"{int(row['pixels']):,}"
+        rows.append({"class": name, "IoU": iou, "between": interval, "labelled pixels": pixels})
     return SegmentationScores(
         images=int(content["images"]),
         groups=stored_groups(content),
         mean_iou=score_and_interval(content["mean_iou"]),
         accuracy=score_and_interval(content["pixel_accuracy"]),
-        classes=[_class_row(row) for row in rows],
+        classes=rows,
         unseen=[str(name)[:MAX_NAME] for name in content["unseen"][:MAX_CLASSES]],
     )
-
-
-def _class_row(row: Mapping[str, Any]) -> dict[str, str]:
-    iou, interval = score_and_interval(row)
-    name, pixels = str(row["class"])[:MAX_NAME], f"{int(row['pixels']):,}"
-    return {"class": name, "IoU": iou, "between": interval, "labelled pixels": pixels}
 
 
 def _headline_sentences(files: RunFiles, scores: SegmentationScores) -> list[str]:

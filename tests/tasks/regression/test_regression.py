@@ -23,7 +23,7 @@ from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.regression import IntervalPredictions
 from paucal.models.trained import save_trained
-from paucal.report.regression import _score_row, headline_sentences
+from paucal.report.regression import headline_sentences, score_rows
 from paucal.runs import RunFolder
 from paucal.tasks.regression.evaluation import format_regression_score, interval_text, write_scores
 from paucal.tasks.regression.fitting import fit_ridge
@@ -88,7 +88,7 @@ def test_scores__of_one_image_have_no_interval_and_are_valid_json(tmp_path):
     assert "NaN" not in text
     content = json.loads(text)
     assert content["scores"]["r2"]["value"] is None
-    assert [row["value"] for row in map(_score_row, content["scores"], content["scores"].values())][2] == "undefined"
+    assert score_rows(content["scores"])[2]["value"] == "undefined"
     assert "These images do not show that the model is better than always predicting the mean." in headline_sentences(
         content
     )
