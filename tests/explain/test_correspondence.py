@@ -8,7 +8,7 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import ConnectionPatch
 
 from paucal.explain.features import Correspondence, match_images, nearest_cells
-from paucal.explain.figures.cells import RED, YELLOW, MatchedPair, matches_sheet
+from paucal.explain.figures.cells import RED, YELLOW, MatchedPair, matches_figure
 from paucal.types import UserError
 
 
@@ -49,7 +49,7 @@ def test_sheet__draws_true_pairs_and_wrong_ones_apart_in_the_right_places() -> N
     found = Correspondence(cells, cells.flip(0), torch.ones(2), ((2, 3), (2, 3)), marks, marks)
     picture = np.zeros((20, 30, 3), dtype=np.float32)
     pair = MatchedPair((picture, picture), found, ("one", "other"), torch.tensor([True, False]))
-    figure = matches_sheet([pair, pair])
+    figure = matches_figure([pair, pair])
     lines = [artist for artist in figure.artists if isinstance(artist, ConnectionPatch)]
     assert [(line.xy1, line.xy2) for line in lines] == [((4.5, 4.5), (24.5, 14.5)), ((24.5, 14.5), (4.5, 4.5))] * 2
     assert [to_hex(line.get_edgecolor()) for line in lines] == [YELLOW, RED] * 2

@@ -11,7 +11,7 @@ from paucal.backbones.attention_layout import Tokens
 from paucal.explain.features import Correspondence
 from paucal.explain.figures.attention import maps_figure, matrices_figure, tokens_figure
 from paucal.explain.figures.attribution import AttributedImage, contact_sheet
-from paucal.explain.figures.cells import OffsetView, matches_figure, offsets_figure
+from paucal.explain.figures.cells import MatchedPair, OffsetView, matches_figure, offsets_figure
 from paucal.verbs.explain.cells import mirror_match_mask
 
 PICTURE = np.full((40, 60, 3), 0.5, dtype=np.float32)
@@ -53,7 +53,7 @@ def test_matches__of_one_cell_share_a_number_and_lie_above_the_lines() -> None:
     second = torch.tensor([[1, 1], [1, 1], [1, 1], [0, 2], [1, 1]])
     marks = torch.zeros(2, 2, dtype=torch.long)
     found = Correspondence(first, second, torch.ones(5), ((2, 3), (2, 3)), marks, marks)
-    figure = matches_figure((PICTURE, PICTURE), found)
+    figure = matches_figure([MatchedPair((PICTURE, PICTURE), found)], show_cosines=True)
     numbers = [text for text in figure.texts if text.get_text()[0].isdigit()]
     assert [text.get_text() for text in numbers] == ["1", "2", "3", "4", "5", "1-3, 5", "4"]
     assert [text.get_position() for text in numbers[-2:]] == [(29.5, 29.5), (49.5, 9.5)]

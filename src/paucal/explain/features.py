@@ -92,8 +92,8 @@ def match_images(model: nn.Module, first: Tensor, second: Tensor, top: int = TOP
         (grid, pooled), (other_grid, other_pooled) = (_last_features(module, image[None]) for image in (first, second))
     if grid.shape[2:].numel() == 1 or other_grid.shape[2:].numel() == 1:
         raise UserError("the last feature map is 1x1, so there is nothing to match: use a larger image size.")
-    cosine = _normalise_cells(grid) @ _normalise_cells(other_grid).T
-    similarity, match = cosine.max(1)
+    cells, other_cells = (F.normalize(values[0].flatten(1).T, dim=1) for values in (grid, other_grid))
+    similarity, match = (cells @ other_cells.T).max(1)
     order = similarity.argsort(descending=True, stable=True)[:top]
     return Correspondence(
         _cell_positions(order, grid.shape[3]),
@@ -115,10 +115,6 @@ def _last_features(module: nn.Module, image: Tensor) -> tuple[Tensor, Tensor]:
             "both images as for training."
         ) from problem
     return features.grids[-1].float(), features.pooled.float()
-
-
-def _normalise_cells(grid: Tensor) -> Tensor:
-    return F.normalize(grid[0].flatten(1).T, dim=1)
 
 
 def _cell_positions(index: Tensor, columns: int) -> Tensor:

@@ -201,38 +201,26 @@ def score_methods(
         UserError: a method does not work with the model, or needs a package that is not installed.
     """
     names = [*(methods_of(model) if methods is None else methods), RANDOM]
-    scores: dict[str, list[Tensor]] = {name: [] for name in names}
+    scores: dict[str, list[Tensor]] = {name: [] for name in names}  # (4, B) scores of each batch
     n_done = 0
     for images, labels in batches:
-        generator = torch.Generator().manual_seed(seed + n_done)
+        batch_seed, size = seed + n_done, (images.shape[2], images.shape[3])
         with prepare_for_hooks(model) as module, torch.no_grad():
             predicted = compute_logits(module, images).argmax(1)
-        pasted = paste_objects(images, labels, generator)
+        pasted = paste_objects(images, labels, torch.Generator().manual_seed(batch_seed))
         for name in names:
-            scores[name].append(_score_images(model, name, images, predicted, pasted, seed + n_done, steps))
+            maps = _class_maps(model, name, images, predicted, batch_seed)
+            deletion = area_under_curve(perturbation_curve(model, images, maps, predicted, steps=steps))
+            insertion = area_under_curve(perturbation_curve(model, images, maps, predicted, insert=True, steps=steps))
+            pointing = torch.full((2, len(images)), torch.nan)  # NaN if there are fewer pasted objects than images
+            if len(pasted.images):
+                pasted_maps = _class_maps(model, name, pasted.images, pasted.classes, batch_seed + 1)
+                pointing[:, : len(pasted_maps)] = torch.stack(pointing_hits(pasted_maps, pasted.boxes, size)).cpu()
+            scores[name].append(torch.cat((torch.stack((deletion, insertion)).cpu(), pointing)))
         n_done += len(images)
         if progress is not None:
             progress(n_done)
     return {name: _mean_scores(torch.cat(batch_scores, 1)) for name, batch_scores in scores.items()}
-
-
-def _score_images(
-    model: nn.Module, name: str, images: Tensor, predicted: Tensor, pasted: CompositeImages, seed: int, steps: int
-) -> Tensor:
-    """Return deletion, insertion, pointing and mass of B images, (4, B).
-
-    Pointing and mass are measured on the images with pasted objects. If there are fewer than B such images, the last
-    columns of pointing and mass are NaN.
-    """
-    maps = _class_maps(model, name, images, predicted, seed)
-    deletion = area_under_curve(perturbation_curve(model, images, maps, predicted, steps=steps))
-    insertion = area_under_curve(perturbation_curve(model, images, maps, predicted, insert=True, steps=steps))
-    pointing = torch.full((2, len(images)), torch.nan)
-    if len(pasted.images):
-        pasted_maps = _class_maps(model, name, pasted.images, pasted.classes, seed + 1)
-        size = (images.shape[2], images.shape[3])
-        pointing[:, : len(pasted_maps)] = torch.stack(pointing_hits(pasted_maps, pasted.boxes, size)).cpu()
-    return torch.cat((torch.stack((deletion, insertion)).cpu(), pointing))
 
 
 def _class_maps(model: nn.Module, name: str, images: Tensor, classes: Tensor, seed: int) -> Tensor:

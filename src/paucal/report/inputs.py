@@ -106,7 +106,6 @@ def read_run(path: Path) -> RunFiles:
     if not path.is_dir():
         raise UserError(f"{str(path)!r} is not a folder: expected a run folder, such as runs/1.")
     run = RunFolder(path)
-    verb = "train"
     try:
         evaluation = read_stored(run, "evaluation/test/metrics.json", dict, {})
         summary = read_stored(run, "summary.json", _parse_summary, Summary())
@@ -125,10 +124,10 @@ def read_run(path: Path) -> RunFiles:
         remove = "remove the file, or train again"
         check = read_stored(run, "check.json", _parse_findings, advice=remove) if has_check else None
         frozen = read_frozen(run)
-        if run.config.is_file():
-            verb = run.verb
+        has_config = run.config.is_file()
+        verb = run.verb if has_config else "train"
         # The scores of other tasks than classification are not fractions of images.
-        parse_exports = partial(_parse_exports, is_classifier=run.config.is_file() and verb == "train")
+        parse_exports = partial(_parse_exports, is_classifier=has_config and verb == "train")
         exports = read_stored(run, EXPORTS_FILE, parse_exports, [], "remove the file and export again")
     except (RecursionError, OSError) as problem:
         raise UserError(f"the files of {str(path)!r} cannot be read ({problem}): restore the files.") from problem

@@ -63,8 +63,14 @@ def follow_back(
     keeps its whole contribution. For example, patch tokens are not queries in a layer in which only the class token is
     a query.
     """
+    steps: list[list[AttentionMap]] = []
+    for layer in layers:
+        if steps and layer.layer.startswith(f"{steps[-1][0].layer}."):
+            steps[-1].append(layer)  # a step of ViL has two layers, for global tokens and for patch tokens
+        else:
+            steps.append([layer])
     flow = start
-    for step in reversed(_group_steps(layers)):
+    for step in reversed(steps):
         flow = flow.resample(step[0].tokens)
         is_query = torch.stack([attention.query_mask() for attention in step]).any(0)
         residual_flow = TokenContributions(torch.where(is_query, residual_factor, 1.0) * flow.values, flow.tokens)
@@ -78,17 +84,6 @@ def follow_back(
             residual_flow.resample(finest).values + attention_factor * torch.stack(attention_flows).sum(0), finest
         )
     return flow
-
-
-def _group_steps(layers: Sequence[AttentionMap]) -> list[list[AttentionMap]]:
-    """Group layers into successive steps. A step of ViL has two layers: for global tokens and for patch tokens."""
-    steps: list[list[AttentionMap]] = []
-    for layer in layers:
-        if steps and layer.layer.startswith(f"{steps[-1][0].layer}."):
-            steps[-1].append(layer)
-        else:
-            steps.append([layer])
-    return steps
 
 
 def pooling_weights(model: nn.Module, tokens: Tokens, batch_size: int, like: Tensor) -> TokenContributions:
@@ -123,21 +118,15 @@ def attention_rollout(model: nn.Module, images: Tensor, residual: float = 0.5) -
     Raises:
         UserError: the model has no attention between patches.
     """
-    layers = [fold_and_normalise(attention) for attention in read_attention(model, images)]
+    layers = []
+    for attention in read_attention(model, images):
+        folded = fold_head_tokens(attention, average=True)
+        if folded is not attention:  # the row of the class token is now the sum of two rows that sum to 1
+            folded = folded.with_weights(folded.weights / folded.weights.sum(-1, keepdim=True))
+        layers.append(folded)
     start = pooling_weights(model, layers[-1].tokens, len(images), layers[-1].weights)
     flow = follow_back(start, layers, residual_factor=residual, attention_factor=1 - residual)
     return flow.tokens.to_grid(flow.values)
-
-
-def fold_and_normalise(attention: AttentionMap) -> AttentionMap:
-    """Merge DHVT's head tokens into the class token (see `fold_head_tokens`), and scale all rows to sum to 1.
-
-    The merged row of the class token is the sum of two rows that sum to 1, so without scaling it would sum to 2.
-    """
-    folded = fold_head_tokens(attention, average=True)
-    if folded is attention:
-        return attention
-    return folded.with_weights(folded.weights / folded.weights.sum(-1, keepdim=True))
 
 
 def run_with_blocks(module: nn.Module, images: Tensor) -> tuple[AttentionRecord, dict[str, Any]]:

@@ -80,11 +80,6 @@ def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned:
     for output, gradient in zip(outputs.values(), gradients, strict=True):
         grid = None if gradient is None else to_grid(output.detach() * gradient, size, plan.prefixes, hints)
         maps += [] if grid is None else [grid.sum(1)]
-    return _average_maps(maps)
-
-
-def _average_maps(maps: list[Tensor]) -> Tensor:
-    """Return the mean of (B, h, w) maps on the finest grid; each value of a coarser map is divided among positions."""
     finest = max((values.shape[1:] for values in maps), key=lambda sides: sides[0] * sides[1])
     total = maps[0].new_zeros(len(maps[0]), *finest)
     for values in maps:

@@ -145,7 +145,20 @@ def queries_figure(picture: Picture, views: Sequence[HeadView], tokens: Sequence
 def _draw_head(panel: Axes, picture: Picture, view: HeadView, index: int, top: float, title_size: float = 9) -> None:
     """Draw an attention head, given by its position in the view, with the outline of its mask."""
     draw_cell_heat(panel, picture, view.maps[index], 0.0, top)
-    _draw_outline(panel, view.masks[index], picture.shape[:2])
+    mask = view.masks[index]
+    cell_height, cell_width = picture.shape[0] / mask.shape[0], picture.shape[1] / mask.shape[1]
+    filled = np.pad(mask.numpy(), 1)
+    for row, column in zip(*np.nonzero(filled), strict=True):
+        top_edge, left_edge = (row - 1) * cell_height - 0.5, (column - 1) * cell_width - 0.5
+        bottom_edge, right_edge = top_edge + cell_height, left_edge + cell_width
+        for is_filled, xs, ys in (
+            (filled[row - 1, column], (left_edge, right_edge), (top_edge, top_edge)),
+            (filled[row + 1, column], (left_edge, right_edge), (bottom_edge, bottom_edge)),
+            (filled[row, column - 1], (left_edge, left_edge), (top_edge, bottom_edge)),
+            (filled[row, column + 1], (right_edge, right_edge), (top_edge, bottom_edge)),
+        ):
+            if not is_filled:
+                panel.plot(xs, ys, color="white", lw=1)
     draw_title(panel, f"head {int(view.heads[index]) + 1}, {float(view.entropy[index]):.1f} bits", title_size)
 
 
@@ -193,21 +206,6 @@ def _mark_token(row: Sequence[Axes], token: Token, view: HeadView, picture: Pict
     x, y = cell_centre(token, (view.maps.shape[1], view.maps.shape[2]), picture.shape)
     for panel in row:
         panel.plot(x, y, "o", color="#00b4d8", markeredgecolor="white", markersize=6)
-
-
-def _draw_outline(panel: Axes, mask: Tensor, shape: tuple[int, int]) -> None:
-    cell_height, cell_width = shape[0] / mask.shape[0], shape[1] / mask.shape[1]
-    filled = np.pad(mask.numpy(), 1)
-    for row, column in zip(*np.nonzero(filled), strict=True):
-        top, left = (row - 1) * cell_height - 0.5, (column - 1) * cell_width - 0.5
-        for empty, xs, ys in (
-            (not filled[row - 1, column], (left, left + cell_width), (top, top)),
-            (not filled[row + 1, column], (left, left + cell_width), (top + cell_height, top + cell_height)),
-            (not filled[row, column - 1], (left, left), (top, top + cell_height)),
-            (not filled[row, column + 1], (left + cell_width, left + cell_width), (top, top + cell_height)),
-        ):
-            if empty:
-                panel.plot(xs, ys, color="white", lw=1)
 
 
 def _describe_token(token: Token) -> str:

@@ -46,43 +46,27 @@ class MatchedPair:
 
     pictures: tuple[Picture, Picture]
     matches: Correspondence
-    names: tuple[str, str]  # titles of the images
+    names: tuple[str, str] = ("first", "second")  # titles of the images
     is_correct: Tensor | None = None  # (n,) bools that say whether each match is correct; None if this is unknown
 
 
-def matches_figure(
-    pictures: tuple[Picture, Picture],
-    matches: Correspondence,
-    names: tuple[str, str] = ("first", "second"),
-    is_correct: Tensor | None = None,
-) -> Figure:
-    """Draw two images with numbered lines between the centres of matched cells, as in EsViT's figures.
+def matches_figure(pairs: Sequence[MatchedPair], show_cosines: bool = False) -> Figure:
+    """Draw pairs of images below each other, with numbered lines between matched cells as in EsViT's figures.
 
-    In each image, a blue ring marks the cell that is most similar to the image's global feature, and a red triangle
-    marks the cell that is most similar to the other image's global feature. (In the authors' code, row and column of
-    the right image's markers are swapped.)
+    Lines are yellow; those of wrong matches are red and dashed. In each image, a blue ring marks the cell that is most
+    similar to the image's global feature, and a red triangle marks the cell that is most similar to the other image's
+    global feature. (In the authors' code, row and column of the right image's markers are swapped.) `show_cosines`
+    writes the highest similarities of the first pair below the figure.
     """
-    cosines = ", ".join(f"{value:.2f}" for value in matches.similarity.tolist()[:3])
-    wrong_note = "" if is_correct is None else ", dashed and red where wrong"
-    pair = MatchedPair(pictures, matches, names, is_correct)
-    return _pairs_sheet([pair], f"lines: most similar cells (cosine {cosines}, ...){wrong_note}")
-
-
-def matches_sheet(pairs: Sequence[MatchedPair]) -> Figure:
-    """Draw several pairs of images below each other, with yellow lines for correct and dashed red for wrong matches."""
-    return _pairs_sheet(pairs, "lines: most similar cells, dashed and red where wrong")
-
-
-def _pairs_sheet(pairs: Sequence[MatchedPair], lines_caption: str) -> Figure:
     shapes = [picture.shape[:2] for pair in pairs for picture in pair.pictures]
     figure, axes = make_panels(len(pairs), 2, max(shapes, key=max), extra=0.6, scale=PANEL_SCALE)
     for row, pair in zip(axes, pairs, strict=True):
         _draw_pair(figure, row, pair)
-    draw_caption(
-        figure,
-        f"{lines_caption}\nring: cell nearest to its image's global feature; triangle: nearest to the other image's",
-        7,
-    )
+    cosines = ", ".join(f"{value:.2f}" for value in pairs[0].matches.similarity.tolist()[:3])
+    lines = f"lines: most similar cells (cosine {cosines}, ...)" if show_cosines else "lines: most similar cells"
+    lines += "" if pairs[0].is_correct is None else ", dashed and red where wrong"
+    marks = "ring: cell nearest to its image's global feature; triangle: nearest to the other image's"
+    draw_caption(figure, f"{lines}\n{marks}", 7)
     return figure
 
 
@@ -184,10 +168,15 @@ def offsets_figure(picture: Picture, view: OffsetView, first: tuple[int, int], s
     true = (float(first[0] - second[0]), float(first[1] - second[1]))
     if not view.signed:
         row_offset, column_offset = math.copysign(row_offset, true[0]), math.copysign(column_offset, true[1])
-    ends = [
-        _draw_arrow(axes[0][0], picture, view, second, true, TRUE_COLOUR, 3.0),
-        _draw_arrow(axes[0][0], picture, view, second, (row_offset, column_offset), PREDICTED_COLOUR, 1.6),
-    ]
+    ends = []
+    for offset, colour, line_width in (
+        (true, TRUE_COLOUR, 3.0),
+        ((row_offset, column_offset), PREDICTED_COLOUR, 1.6),
+    ):
+        x, y = cell_centre(second, view.grid, picture.shape)
+        ends.append((x + offset[1] * picture.shape[1] / columns, y + offset[0] * picture.shape[0] / view.grid[0]))
+        style = {"color": colour, "lw": line_width, "mutation_scale": 14, "shrinkA": 0, "shrinkB": 0}
+        axes[0][0].add_patch(FancyArrowPatch((x, y), ends[-1], arrowstyle="-|>", **style))
     _extend_limits(axes[0][0], picture, ends)
     draw_title(axes[0][0], f"from {second} to {first}\nblue: true, orange: predicted")
     errors = view.error_map()
@@ -198,22 +187,6 @@ def offsets_figure(picture: Picture, view: OffsetView, first: tuple[int, int], s
     note = "" if view.signed else ";\nthe head predicts only distances, so the arrow has the true direction"
     draw_caption(figure, f"error: sum of the errors in rows and columns, mean over all pairs of a cell{note}", 7)
     return figure
-
-
-def _draw_arrow(
-    axes: Axes,
-    picture: Picture,
-    view: OffsetView,
-    start: tuple[int, int],
-    offset: tuple[float, float],
-    colour: str,
-    line_width: float,
-) -> tuple[float, float]:
-    x, y = cell_centre(start, view.grid, picture.shape)
-    end = (x + offset[1] * picture.shape[1] / view.grid[1], y + offset[0] * picture.shape[0] / view.grid[0])
-    style = {"color": colour, "lw": line_width, "mutation_scale": 14, "shrinkA": 0, "shrinkB": 0}
-    axes.add_patch(FancyArrowPatch((x, y), end, arrowstyle="-|>", **style))
-    return end
 
 
 def _extend_limits(axes: Axes, picture: Picture, points: Sequence[tuple[float, float]]) -> None:

@@ -25,7 +25,7 @@ from paucal.evaluation.protocols.linear_probe import ProbeSettings
 from paucal.evaluation.protocols.logistic import SolverSettings
 from paucal.evaluation.seen_images import Identities, list_seen_images, require_unseen, seen_unlabelled
 from paucal.explain.features import Correspondence, match_images
-from paucal.explain.figures.cells import MatchedPair, matches_sheet
+from paucal.explain.figures.cells import MatchedPair, matches_figure
 from paucal.explain.figures.pictures import visible_region
 from paucal.metrics.intervals import Bootstrap
 from paucal.models.named import RANDOM_NAME, FrozenBackbone, find_run, open_frozen, random_baseline
@@ -281,7 +281,7 @@ def _draw_matches(
         sample = balanced_sample(data.labels, data.split_positions["test"], MATCHED_IMAGES, options.seed)
         views = product(sample, options.changes)
         pairs = [_matched_pair(subject, data, int(index), change, options.seed) for index, change in views]
-        save_figure(folder / table.MATCHES_PICTURE, matches_sheet(pairs))
+        save_figure(folder / table.MATCHES_PICTURE, matches_figure(pairs))
     except Exception as problem:  # the scores are more important than the figure
         reason = str(problem).split("\n")[0].rstrip(".") or type(problem).__name__
         console.say(f"note: the matches are not drawn ({reason}).")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from paucal.backbones.features import FeatureBackbone
 from paucal.explain.features import Correspondence, match_images
 from paucal.explain.figures.attention import tokens_figure
-from paucal.explain.figures.cells import OffsetView, all_pairs, offsets_figure
+from paucal.explain.figures.cells import MatchedPair, OffsetView, all_pairs, offsets_figure
 from paucal.explain.figures.cells import matches_figure as draw_matches
 from paucal.explain.prepared import prepare_for_hooks
 from paucal.labeling import DenseTeacher
@@ -167,4 +167,4 @@ def matches_figure(model: TrainedModel, pair: list[ExplainInput]) -> Figure:
     is_correct = mirror_match_mask(matches) if len(pair) == 1 else None
     correct_text = "" if is_correct is None else f": {int(is_correct.sum())} of {len(is_correct)} correct"
     names = (first.name, f"{second.name}{correct_text}")
-    return draw_matches((first.picture, second.picture), matches, names, is_correct)
+    return draw_matches([MatchedPair((first.picture, second.picture), matches, names, is_correct)], show_cosines=True)
