@@ -110,14 +110,8 @@ def read_onnx(path: Path) -> TrainedModel:
             f"{str(path)!r} includes the preprocessing, which paucal does not support (only other programs do): export "
             "the model without --with-preprocessing."
         )
-    _require_matching_shapes(path, network, card)
-    return TrainedModel(network.eval(), card, torch.device("cpu"))
-
-
-def _require_matching_shapes(path: Path, network: OnnxNetwork, card: ModelCard) -> None:
-    """Raise a UserError if the shapes of input and output do not match the model's card; dynamic sizes are strings."""
-    size = card.preprocessing.image_size
-    input_shape, output_shape = list(network.input.shape), list(network.output.shape)
+    size, input_shape, output_shape = card.preprocessing.image_size, [*network.input.shape], [*network.output.shape]
+    # Dynamic sizes are strings.
     fits = len(input_shape) == 4 and all(
         type(graph_side) is str or graph_side == side for graph_side, side in zip(input_shape[2:], size, strict=True)
     )
@@ -126,6 +120,7 @@ def _require_matching_shapes(path: Path, network: OnnxNetwork, card: ModelCard) 
             f"{str(path)!r} has the input shape {input_shape} and the output shape {output_shape}, but its model card "
             f"specifies images of {size} pixels and {len(card.classes)} classes: export the model again."
         )
+    return TrainedModel(network.eval(), card, torch.device("cpu"))
 
 
 def _import_optional(name: str, purpose: str) -> ModuleType:

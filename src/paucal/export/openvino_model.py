@@ -28,24 +28,21 @@ def write(onnx: bytes, card: ModelCard, path: Path, calibration: Iterable[NDArra
 
     model = openvino.Core().read_model(onnx)
     if calibration is not None:
-        model = _quantise(model, [*calibration])
+        inputs = [*calibration]
+        os.environ.setdefault("NNCF_CI", "1")  # disables telemetry on import
+        with discard_output():
+            import nncf  # type: ignore[import-not-found]
+
+            is_transformer = any(node.get_type_name() in ATTENTION for node in model.get_ops())
+            model = nncf.quantize(
+                model,
+                nncf.Dataset(inputs),
+                preset=nncf.QuantizationPreset.MIXED,
+                subset_size=len(inputs),
+                model_type=nncf.ModelType.TRANSFORMER if is_transformer else None,
+            )
     model.set_rt_info(json.dumps(card.to_dict(), ensure_ascii=False), CARD_KEY)
     openvino.save_model(model, path, compress_to_fp16=True)
-
-
-def _quantise(model: Any, inputs: list[NDArray[Any]]) -> Any:
-    os.environ.setdefault("NNCF_CI", "1")  # disables telemetry on import
-    with discard_output():
-        import nncf  # type: ignore[import-not-found]
-
-        is_transformer = any(node.get_type_name() in ATTENTION for node in model.get_ops())
-        return nncf.quantize(
-            model,
-            nncf.Dataset(inputs),
-            preset=nncf.QuantizationPreset.MIXED,
-            subset_size=len(inputs),
-            model_type=nncf.ModelType.TRANSFORMER if is_transformer else None,
-        )
 
 
 class OpenVinoNetwork(nn.Module):

@@ -57,25 +57,29 @@ class PixelPreprocessing(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """Return the network's input, (N, 3, h, w) float32, for (N, H, W, 3) uint8 pixels, RGB and upright."""
         image = pixels.permute(0, 3, 1, 2).to(self.bar_colour.dtype) - self.bar_colour
-        if self.resize == "squash":
-            image = self._stretch(image)
-        padded = self._padded_size(image.shape[2], image.shape[3])
+        height, width = image.shape[2], image.shape[3]
+        padded: Shape = (height, width)
+        if self.resize != "crop":
+            view_height, view_width = self.size
+            # Height and width at the input's aspect ratio, given the other side.
+            matching_height: Side = (2 * width * view_height + view_width) // (2 * view_width)
+            matching_width: Side = (2 * height * view_width + view_height) // (2 * view_height)
+            if self.resize == "squash":  # the larger side is reduced
+                shape = (
+                    torch.sym_max(1, torch.sym_min(height, matching_height)),
+                    torch.sym_max(1, torch.sym_min(width, matching_width)),
+                )
+                image = self._resize(image, shape, shape, padded)
+                padded = (image.shape[2], image.shape[3])
+            else:  # bars are added
+                bottom, right = torch.sym_max(height, matching_height), torch.sym_max(width, matching_width)
+                padded = (bottom + (bottom - height) % 2, right + (right - width) % 2)
         resized = (
             torch.sym_max(self.min_resized[0], padded[0] * self.min_resized[1] // padded[1]),
             torch.sym_max(self.min_resized[1], padded[1] * self.min_resized[0] // padded[0]),
         )
         view = self._resize(image, self.size, resized, padded) + self.bar_colour
         return (view.to(self.mean.dtype) - self.mean) * self.factor
-
-    def _stretch(self, image: Tensor) -> Tensor:
-        """Change an image's aspect ratio to that of the network's input, by reducing the image's height or width."""
-        height, width = image.shape[2], image.shape[3]
-        view_height, view_width = self.size
-        shape = (
-            torch.sym_max(1, torch.sym_min(height, (2 * width * view_height + view_width) // (2 * view_width))),
-            torch.sym_max(1, torch.sym_min(width, (2 * height * view_width + view_height) // (2 * view_height))),
-        )
-        return self._resize(image, shape, shape, (height, width))
 
     def _resize(self, image: Tensor, size: Shape, resized: Shape, padded: Shape) -> Tensor:
         """Pad an image to `padded`, resize it to `resized`, and return the `size` pixels in the centre.
@@ -85,15 +89,6 @@ class PixelPreprocessing(nn.Module):
         rows = self._interpolation_weights(size[0], resized[0], image.shape[2], padded[0])
         columns = self._interpolation_weights(size[1], resized[1], image.shape[3], padded[1])
         return self._round(rows @ self._round(image @ columns.T))
-
-    def _padded_size(self, height: Side, width: Side) -> Shape:
-        """Return the size of an image including the bars that "letterbox" adds to reach the input's aspect ratio."""
-        if self.resize != "letterbox":
-            return height, width
-        view_height, view_width = self.size
-        padded_width = torch.sym_max(width, (2 * height * view_width + view_height) // (2 * view_height))
-        padded_height = torch.sym_max(height, (2 * width * view_height + view_width) // (2 * view_width))
-        return padded_height + (padded_height - height) % 2, padded_width + (padded_width - width) % 2
 
     def _round(self, image: Tensor) -> Tensor:
         return (image + self.bar_colour + 0.5).floor().clamp(0, MAX_LEVEL) - self.bar_colour

@@ -123,6 +123,16 @@ def model_page(
     library = () if card.reads_stages else ("library_name: timm",)
     tags = ("- image-classification",) if card.reads_stages else ("- image-classification", "- timm")
     timm_lines = () if card.reads_stages else (_TIMM_EXAMPLE,)
+    licence_lines = (
+        ()
+        if hub is None
+        else (
+            *("## Licences", ""),
+            f"- of the initial weights: {hub.licence or 'none or not stated'}",
+            f"- of the training images, as stated by the exporter: {hub.data_licence or 'not stated'}",
+            "",
+        )
+    )
     lines = [
         *(("---", *library, "tags:", *tags, "---", "") if hub is None else _hub_header(card, hub)),
         *(f"# {_escape_markdown(card.backbone.name)}", ""),
@@ -134,7 +144,7 @@ def model_page(
         f"- licence of the initial weights: {_escape_markdown(licence or 'not stated')}",
         *("", "## Test scores", ""),
         *_score_lines(report, card.classes),
-        *("", *(() if hub is None else _licence_lines(hub)), "## Limits", ""),
+        *("", *licence_lines, "## Limits", ""),
         "The model predicts one of its classes for every image, even if the image shows something else. The scores are "
         "valid for images like the test images; they may be lower for photos from another camera, place or season.",
         *("", "## Use", ""),
@@ -192,34 +202,17 @@ def _hub_header(card: ModelCard, facts: HubFacts) -> list[str]:
     if facts.report is not None:
         dataset = {"name": f"{facts.data}, test images", "type": "image-folder"}
         task = {"type": "image-classification", "name": "image classification"}
-        metrics = [
-            {
-                "type": "accuracy" if name == "top1" else name,
-                "name": _metric_title(name, score, facts.report.level),
-                "value": score.value,
-            }
-            for name, score in facts.report.scores.items()
-        ]
+        metrics = []
+        for name, score in facts.report.scores.items():
+            title = name
+            if score.low is not None and score.high is not None:
+                level = percent(facts.report.level, "g")
+                title += f", {level} interval {score.low:.3f} to {score.high:.3f}"
+            metrics.append({"type": "accuracy" if name == "top1" else name, "name": title, "value": score.value})
         result = {"task": task, "dataset": dataset, "metrics": metrics}
         header["model-index"] = [{"name": card.backbone.name, "results": [result]}]
     text = yaml.safe_dump(header, sort_keys=False, allow_unicode=True, width=10_000)
     return ["---", *text.splitlines(), "---", ""]
-
-
-def _metric_title(name: str, score: Any, confidence_level: float) -> str:
-    if score.low is None or score.high is None:
-        return name
-    return f"{name}, {percent(confidence_level, 'g')} interval {score.low:.3f} to {score.high:.3f}"
-
-
-def _licence_lines(facts: HubFacts) -> list[str]:
-    """Return the section on licences of a model page as Markdown lines."""
-    return [
-        *("## Licences", ""),
-        f"- of the initial weights: {facts.licence or 'none or not stated'}",
-        f"- of the training images, as stated by the exporter: {facts.data_licence or 'not stated'}",
-        "",
-    ]
 
 
 def push_folder(folder: Path, files: Sequence[Path], repository: str) -> str:

@@ -32,8 +32,9 @@ def draw_label_maps(images: ImageSet, maps: LabelMaps) -> Figure:
     overlays = [most_likely_class(entry["values"], entry["indices"], len(ordered.classes)) for entry in label_maps]
     numbers, counts = np.unique(np.concatenate([classes.ravel() for classes, _ in overlays]), return_counts=True)
     shown_classes = sorted(numbers[np.argsort(-counts, kind="stable")[:COLOURED_CLASSES]].tolist())
+    colour_of = {number: colormaps["tab10"](index)[:3] for index, number in enumerate(shown_classes)}
     figure, panel_pairs = _new_panels(ordered, positions)
-    for (image_panel, map_panel), position, entry, overlay in zip(
+    for (image_panel, map_panel), position, entry, (classes, probabilities) in zip(
         panel_pairs, positions, label_maps, overlays, strict=True
     ):
         image = np.asarray(ordered.store.read(int(position)))
@@ -47,9 +48,13 @@ def draw_label_maps(images: ImageSet, maps: LabelMaps) -> Figure:
         x_fraction, y_fraction = entry.get("covered", torch.ones(2)).tolist()
         left, top = width * (1 - x_fraction) / 2 - 0.5, height * (1 - y_fraction) / 2 - 0.5
         extent = left, left + width * x_fraction, top + height * y_fraction, top
-        map_panel.imshow(_map_colours(*overlay, shown_classes), extent=extent, interpolation="nearest")
+        rgba = np.full((*classes.shape, 4), 0.5)
+        for number, colour in colour_of.items():
+            rgba[classes == number, :3] = colour
+        rgba[..., 3] = probabilities * MAX_OPACITY
+        map_panel.imshow(rgba, extent=extent, interpolation="nearest")
         map_panel.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
-    patches = [Patch(color=_class_colour(i), label=ordered.classes[k]) for i, k in enumerate(shown_classes)]
+    patches = [Patch(color=colour, label=ordered.classes[number]) for number, colour in colour_of.items()]
     figure.legend(handles=patches, loc="outside lower center", ncols=min(len(patches), 10), fontsize=8, frameon=False)
     return figure
 
@@ -79,17 +84,3 @@ def _new_panels(images: ImageSet, positions: NDArray[np.int64]) -> tuple[Figure,
     for panel in panels:
         panel.set_axis_off()
     return figure, [(panels[2 * number], panels[2 * number + 1]) for number in range(len(positions))]
-
-
-def _map_colours(
-    classes: NDArray[np.int64], probabilities: NDArray[np.float64], shown_classes: list[int]
-) -> NDArray[np.float64]:
-    rgba = np.full((*classes.shape, 4), 0.5)
-    for index, number in enumerate(shown_classes):
-        rgba[classes == number, :3] = _class_colour(index)
-    rgba[..., 3] = probabilities * MAX_OPACITY
-    return rgba
-
-
-def _class_colour(index: int) -> tuple[float, float, float]:
-    return colormaps["tab10"](index)[:3]

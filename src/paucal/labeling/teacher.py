@@ -80,23 +80,21 @@ class DenseTeacher(nn.Module):
         return position_logits + (image_logits - position_logits.mean((2, 3)))[:, :, None, None], image_logits
 
     def _position_logits(self, final: Tensor) -> Tensor:
-        final = last_tensor(final)
-        model = self.backbone.model
-        positions = _single_positions(final, self.grid, int(getattr(model, "num_prefix_tokens", 0)))
+        """Return the (B, K, H, W) logits of the head, applied to each position as a separate 1x1 feature map."""
+        final, model, grid = last_tensor(final), self.backbone.model, self.grid
+        prefix = int(getattr(model, "num_prefix_tokens", 0))
+        if final.ndim == 4 and tuple(final.shape[2:]) == grid:
+            positions = final.permute(0, 2, 3, 1).flatten(0, 2)[:, :, None, None]
+        elif final.ndim == 4 and tuple(final.shape[1:3]) == grid:
+            positions = final.flatten(0, 2)[:, None, None]
+        elif final.ndim == 3 and final.shape[1] == prefix + grid[0] * grid[1]:
+            # The patch token also replaces the prefix tokens, since the head may read only the class token.
+            positions = final[:, prefix:].flatten(0, 1)[:, None].expand(-1, prefix + 1, -1)
+        else:
+            shape = tuple(final.shape)
+            raise ValueError(f"features of shape {shape} are not a feature map of {grid[0]}x{grid[1]} positions")
         logits = torch.cat([model.forward_head(chunk) for chunk in positions.split(POSITIONS_PER_CHUNK)])  # type: ignore[operator]
-        return logits.reshape(len(final), *self.grid, -1).permute(0, 3, 1, 2)
-
-
-def _single_positions(final: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
-    """Return the features of each position as a separate 1x1 feature map, in the layout that the head expects."""
-    if final.ndim == 4 and tuple(final.shape[2:]) == grid:
-        return final.permute(0, 2, 3, 1).flatten(0, 2)[:, :, None, None]
-    if final.ndim == 4 and tuple(final.shape[1:3]) == grid:
-        return final.flatten(0, 2)[:, None, None]
-    if final.ndim == 3 and final.shape[1] == prefix + grid[0] * grid[1]:
-        # The patch token also replaces the prefix tokens, since the head may read only the class token.
-        return final[:, prefix:].flatten(0, 1)[:, None].expand(-1, prefix + 1, -1)
-    raise ValueError(f"features of shape {tuple(final.shape)} are not a feature map of {grid[0]}x{grid[1]} positions")
+        return logits.reshape(len(final), *grid, -1).permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)
