@@ -12,7 +12,7 @@ from paucal.evaluation.calibration import choose_thresholds, reach_thresholds
 from paucal.evaluation.classification import multi_label_report, quick_multi_label_scores
 from paucal.evaluation.plots import class_precision_figure, most_confident_disagreements, precision_recall_figure
 from paucal.evaluation.predictions import Predictions
-from paucal.evaluation.record import score_lines, write_per_class, write_predictions_multi_label
+from paucal.evaluation.record import score_lines, write_per_class, write_predictions
 from paucal.evaluation.results import MultiLabelReport, read_report
 from paucal.metrics.measures import AveragePrecision, measure_of
 from paucal.types import UserError
@@ -153,7 +153,7 @@ def test_tables__say_what_is_known(tmp_path):
     lines = score_lines(report)
     assert [line.title for line in lines[:2]] == ["mean average precision (mAP)", "by chance"]
     write_per_class(tmp_path / "a.csv", report)
-    write_predictions_multi_label(tmp_path / "b.csv", found, ["1.png", "2.png", "3.png"], CLASSES, thresholds)
+    write_predictions(tmp_path / "b.csv", found, ["1.png", "2.png", "3.png"], CLASSES, thresholds)
     with (tmp_path / "a.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["threshold"] for row in rows] == ["0.5", "0.6", "0.5", "0.5"]

@@ -74,7 +74,7 @@ MIN_POSITIVES = 5  # smallest number of positive images for which a class gets i
 
 
 def choose_thresholds(probabilities: Tensor, labels: Tensor) -> tuple[float, ...]:
-    """Return each class's threshold, which has the highest F1 on images that were not used for training.
+    """Return for each class the threshold with the highest F1 on images that were not used for training.
 
     Classes with fewer than five positive images share one threshold, which has the highest F1 on the labels of all
     classes together. A threshold is the midpoint of two adjacent probabilities. If several thresholds have the same F1,
@@ -93,7 +93,7 @@ def choose_thresholds(probabilities: Tensor, labels: Tensor) -> tuple[float, ...
 
 
 def reach_thresholds(probabilities: Tensor, thresholds: Sequence[float]) -> Tensor:
-    """Return an (N, K) bool tensor that says for each probability whether it reaches the threshold of its class."""
+    """Return (N, K) booleans: whether each probability is at least the threshold of its class."""
     return probabilities >= torch.tensor(thresholds, dtype=probabilities.dtype)
 
 

@@ -12,7 +12,7 @@ consecutive epochs.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -66,10 +66,10 @@ LOSS_MARGIN = 0.2
 
 @dataclass(frozen=True)
 class Verdict:
-    """A failure of pre-training: the kind of failure, a sentence with the metrics that show the failure, and advice."""
+    """A failure of pre-training."""
 
     kind: Kind
-    sentence: str
+    sentence: str  # kind of the failure, and the metrics that show it
     advice: str
 
 
@@ -110,13 +110,14 @@ def find_collapse(
     """
     if out_dim < 2 or patience < 1:
         raise ValueError(f"expected at least 2 prototypes and 1 epoch of patience, got {out_dim} and {patience}")
-    later_rows = [row for row in rows if row.get("step", math.inf) >= grace_steps]
-    verdicts = (
-        find_failure(later_rows, HeadSizes(head, out_dim, feature_dim, batch), patience)
-        for head in ("view", "region")
-        for find_failure in (_find_divergence, _find_constant_output, _find_uniform_output, _find_low_rank)
-    )
-    return _find_non_finite(rows) or next((verdict for verdict in verdicts if verdict is not None), None)
+    verdict, later_rows = _find_non_finite(rows), [row for row in rows if row.get("step", math.inf) >= grace_steps]
+    if verdict is not None or len(later_rows) < patience:
+        return verdict
+    for head in ("view", "region"):
+        sizes = HeadSizes(head, out_dim, feature_dim, batch)
+        for find_failure in (_find_divergence, _find_constant_output, _find_uniform_output, _find_low_rank):
+            verdict = verdict or find_failure(later_rows, sizes, patience)
+    return verdict
 
 
 def grace_period(total_steps: int, warmup_steps: int) -> int:
@@ -140,10 +141,13 @@ def _find_non_finite(rows: Sequence[Row]) -> Verdict | None:
     return _make_verdict("divergence", f"{losses[0]} is {row[losses[0]]}", row) if losses else None
 
 
+# The following functions return a verdict if the last `patience` rows all show a symptom. There are at least so many.
+
+
 def _find_divergence(rows: Sequence[Row], sizes: HeadSizes, patience: int) -> Verdict | None:
     uniform_entropy = math.log(sizes.out_dim)
     max_loss = uniform_entropy + max(1.0, LOSS_MARGIN * uniform_entropy)
-    if _persists(rows, lambda row: _head_loss(row, sizes) > max_loss, patience):
+    if all(_head_loss(row, sizes) > max_loss for row in rows[-patience:]):
         text = (
             f"the {sizes.head} loss is {_head_loss(rows[-1], sizes):.2f}, but a uniform output would have a loss of "
             f"only ln {sizes.out_dim} = {math.log(sizes.out_dim):.3f} nats"
@@ -154,11 +158,9 @@ def _find_divergence(rows: Sequence[Row], sizes: HeadSizes, patience: int) -> Ve
 
 def _find_growing_features(rows: Sequence[Row], sizes: HeadSizes, patience: int, subject: str) -> Verdict | None:
     lengths = [length for row in rows if math.isfinite(length := sizes.read(row, "feature_norm"))]
-
-    def has_symptom(row: Row) -> bool:
-        return sizes.read(row, "feature_norm") > MAX_NORM_GROWTH * lengths[0]
-
-    if not lengths or not _persists(rows, has_symptom, patience):
+    if not lengths or not all(
+        sizes.read(row, "feature_norm") > MAX_NORM_GROWTH * lengths[0] for row in rows[-patience:]
+    ):
         return None
     text = f"{subject} grew from a norm of {lengths[0]:.3g} to {lengths[-1]:.3g}"
     return _make_verdict("divergence", text, rows[-1])
@@ -166,15 +168,11 @@ def _find_growing_features(rows: Sequence[Row], sizes: HeadSizes, patience: int,
 
 def _find_constant_output(rows: Sequence[Row], sizes: HeadSizes, patience: int) -> Verdict | None:
     """Return a verdict if all images share a prototype, have equal features, or have equal but not uniform outputs."""
-
-    def has_symptom(row: Row) -> bool:
+    for row in rows[-patience:]:
         are_alike = _are_outputs_equal(row, sizes) or sizes.read(row, "feature_spread") < EQUAL_SPREAD
-        return sizes.read(row, "batch_entropy") <= CONSTANT_ENTROPY * sizes.max_entropy or (
-            are_alike and not _are_outputs_uniform(row, sizes)
-        )
-
-    if not _persists(rows, has_symptom, patience):
-        return None
+        share_prototype = sizes.read(row, "batch_entropy") <= CONSTANT_ENTROPY * sizes.max_entropy
+        if not share_prototype and (not are_alike or _are_outputs_uniform(row, sizes)):
+            return None
     entropy, spread = (sizes.read(rows[-1], name) for name in ("batch_entropy", "feature_spread"))
     numbers = [f"a whole batch uses about {math.exp(entropy):.3g} prototypes"] if entropy == entropy else []
     numbers += [f"spread of the features {spread:.3f}"] if spread == spread else []
@@ -183,7 +181,7 @@ def _find_constant_output(rows: Sequence[Row], sizes: HeadSizes, patience: int) 
 
 
 def _find_uniform_output(rows: Sequence[Row], sizes: HeadSizes, patience: int) -> Verdict | None:
-    if not _persists(rows, lambda row: _are_outputs_uniform(row, sizes), patience):
+    if not all(_are_outputs_uniform(row, sizes) for row in rows[-patience:]):
         return None
     last, uniform_entropy = rows[-1], math.log(sizes.out_dim)
     information = []  # nats that an output contains about its image; an upper bound if the batch entropy is unknown
@@ -210,12 +208,9 @@ def _find_low_rank(rows: Sequence[Row], sizes: HeadSizes, patience: int) -> Verd
     if expected_rank < MIN_DIRECTIONS or not ranks:
         return None
     max_rank = max(LINE_RANK, min(FRACTION_OF_HIGHEST * max(ranks), FRACTION_OF_DIRECTIONS * expected_rank))
-
-    def has_symptom(row: Row) -> bool:
-        return sizes.read(row, "effective_rank") <= max_rank and sizes.read(row, "feature_spread") >= MIN_SPREAD
-
-    if not _persists(rows, has_symptom, patience):
-        return None
+    for row in rows[-patience:]:
+        if not (sizes.read(row, "effective_rank") <= max_rank and sizes.read(row, "feature_spread") >= MIN_SPREAD):
+            return None
     text = (
         f"the {sizes.head} features of different images differ, but only in {ranks[-1]:.1f} directions, of about "
         f"{expected_rank:.0f} that a batch could show (at most {max(ranks):.1f} so far)"
@@ -244,10 +239,6 @@ def _are_outputs_equal(row: Row, sizes: HeadSizes) -> bool:
 def _head_loss(row: Row, sizes: HeadSizes) -> float:
     value = row.get(f"train_{sizes.head}", math.nan)
     return row.get("train_loss", math.nan) if value != value and sizes.head == "view" else value
-
-
-def _persists(rows: Sequence[Row], has_symptom: Callable[[Row], bool], patience: int) -> bool:
-    return len(rows) >= patience and all(has_symptom(row) for row in rows[-patience:])
 
 
 def _make_verdict(kind: Kind, text: str, row: Row) -> Verdict:
@@ -320,13 +311,12 @@ def find_feature_collapse(
         >>> find_feature_collapse(rows[:2], 384) is None, find_feature_collapse(rows, 384).kind
         (True, 'constant output')
     """
-    later_rows = [row for row in rows if row.get("step", math.inf) >= grace_steps]
-    sizes = HeadSizes("view", 2, feature_dim, batch)
-    verdict = _find_non_finite(rows) or _find_growing_features(later_rows, sizes, patience, "the features")
-    if verdict is None and _persists(
-        later_rows, lambda row: sizes.read(row, "feature_spread") < EQUAL_SPREAD, patience
-    ):
-        text = f"all images have the same features (spread {later_rows[-1]['feature_spread']:.4f})"
-        verdict = _make_verdict("constant output", text, later_rows[-1])
-    verdict = verdict or _find_low_rank(later_rows, sizes, patience)
+    verdict, later_rows = _find_non_finite(rows), [row for row in rows if row.get("step", math.inf) >= grace_steps]
+    if verdict is None and len(later_rows) >= patience:
+        sizes = HeadSizes("view", 2, feature_dim, batch)
+        verdict = _find_growing_features(later_rows, sizes, patience, "the features")
+        if verdict is None and all(sizes.read(row, "feature_spread") < EQUAL_SPREAD for row in later_rows[-patience:]):
+            text = f"all images have the same features (spread {later_rows[-1]['feature_spread']:.4f})"
+            verdict = _make_verdict("constant output", text, later_rows[-1])
+        verdict = verdict or _find_low_rank(later_rows, sizes, patience)
     return None if verdict is None else replace(verdict, advice=FEATURE_ADVICE[verdict.kind])

@@ -18,17 +18,13 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Suspect:
-    """A label that is probably wrong.
-
-    `confidence` and `suggested_confidence` are the out-of-fold probabilities of the given label and of the class to
-    which the image probably belongs. The smaller `confidence` is, the more suspect is the label.
-    """
+    """A label that is probably wrong."""
 
     position: int  # row of the image in the input
-    given: int
-    suggested: int
-    confidence: float
-    suggested_confidence: float
+    given: int  # class of the label
+    suggested: int  # class that the image probably belongs to
+    confidence: float  # out-of-fold probability of the label; the smaller, the more suspect
+    suggested_confidence: float  # out-of-fold probability of the suggested class
 
 
 def suspected_labels(probabilities: NDArray[np.float64], labels: NDArray[np.integer]) -> list[Suspect]:

@@ -1,4 +1,4 @@
-"""Principal axes of features: the directions in which they vary most."""
+"""Principal axes of features, the directions of largest variance."""
 
 import torch
 from torch import Tensor

@@ -78,7 +78,7 @@ def record_multi_label(
     classes, thresholds = card.classes, card.thresholds or (DEFAULT_THRESHOLD,) * len(card.classes)
     report = multi_label_report(predictions, classes, thresholds)
     keys = _write_report(folder, plots, report, predictions, images)
-    write_predictions_multi_label(folder / "predictions.csv", predictions, keys, classes, thresholds)
+    write_predictions(folder / "predictions.csv", predictions, keys, classes, thresholds)
     save_figure(plots / "per_class.png", class_precision_figure(report))
     save_figure(plots / "precision_recall.png", precision_recall_figure(predictions, report))
     _save_mistakes(plots, most_confident_disagreements(predictions, MAX_MISTAKES_SHOWN), images, classes)
@@ -186,38 +186,36 @@ def write_per_class(path: Path, report: Report) -> None:
     write_text(path, csv_text([*rows[0]], *(cells.values() for cells in rows)))
 
 
-def write_predictions_multi_label(
-    path: Path, predictions: Predictions, keys: Sequence[str], classes: Sequence[str], thresholds: Sequence[float]
+def write_predictions(
+    path: Path,
+    predictions: Predictions,
+    keys: Sequence[str],
+    classes: Sequence[str],
+    thresholds: Sequence[float] | None = None,
 ) -> None:
-    """Write one CSV row per image: key, labels, predicted classes, and a probability per class."""
-    is_predicted = reach_thresholds(predictions.probabilities, thresholds)
-    labels, predicted = (
-        [";".join(compress(classes, row)) for row in is_true.tolist()]
-        for is_true in (predictions.labels == 1, is_predicted)
-    )
-    _write_image_rows(path, {"key": keys, "labels": labels, "predicted": predicted}, predictions, classes)
+    """Write one CSV row per image: key, label (empty if unknown), predicted class, confidence, probabilities.
 
-
-def write_predictions(path: Path, predictions: Predictions, keys: Sequence[str], classes: Sequence[str]) -> None:
-    """Write one CSV row per image: key, label (empty if unknown), predicted class, confidence, probabilities."""
+    For images with several labels, `thresholds` has the threshold of each class, and there is no confidence.
+    """
     if len(keys) != len(predictions) or len(classes) != predictions.logits.shape[1]:
         raise ValueError(f"expected {tuple(predictions.logits.shape)} keys, classes; got {len(keys)}, {len(classes)}")
-    confidence = predictions.probabilities.gather(1, predictions.predicted[:, None])[:, 0]
-    columns = {
-        "key": keys,
-        "label": ["" if label == UNLABELLED else classes[label] for label in predictions.labels.tolist()],
-        "predicted": [classes[label] for label in predictions.predicted.tolist()],
-        "confidence": [f"{probability:.6g}" for probability in confidence.tolist()],
-    }
-    _write_image_rows(path, columns, predictions, classes)
-
-
-def _write_image_rows(
-    path: Path, columns: Mapping[str, Sequence[str]], predictions: Predictions, classes: Sequence[str]
-) -> None:
-    """Write one CSV row per image: the given columns, then the probability of each class."""
-    probabilities = ([f"{probability:.6g}" for probability in row] for row in predictions.probabilities.tolist())
-    rows = [[*cells, *numbers] for *cells, numbers in zip(*columns.values(), probabilities, strict=True)]
+    probabilities = predictions.probabilities
+    if thresholds is not None:
+        label_names, predicted_names = (
+            [";".join(compress(classes, row)) for row in is_true.tolist()]
+            for is_true in (predictions.labels == 1, reach_thresholds(probabilities, thresholds))
+        )
+        columns = {"key": keys, "labels": label_names, "predicted": predicted_names}
+    else:
+        confidence = probabilities.gather(1, predictions.predicted[:, None])[:, 0]
+        columns = {
+            "key": keys,
+            "label": ["" if label == UNLABELLED else classes[label] for label in predictions.labels.tolist()],
+            "predicted": [classes[label] for label in predictions.predicted.tolist()],
+            "confidence": [f"{probability:.6g}" for probability in confidence.tolist()],
+        }
+    probability_texts = ([f"{probability:.6g}" for probability in row] for row in probabilities.tolist())
+    rows = [[*cells, *numbers] for *cells, numbers in zip(*columns.values(), probability_texts, strict=True)]
     write_text(path, csv_text([*columns, *(f"p_{name}" for name in classes)], *rows))
 
 

@@ -136,8 +136,8 @@ class MultiLabelRow:
     share: float  # fraction of positives among the images with a known label; the average precision of a random ranking
     ap: Score | None  # average precision; None if the class has no test images
     threshold: float  # lowest probability at which the class is predicted
-    # Number of test images predicted as this class at the threshold, at which the following scores are computed too.
-    predicted: int
+    predicted: int  # number of test images predicted as this class at the threshold
+    # Scores at the threshold.
     precision: float | None
     recall: float | None
     f1: float | None

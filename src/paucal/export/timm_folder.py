@@ -123,16 +123,14 @@ def model_page(
     library = () if card.reads_stages else ("library_name: timm",)
     tags = ("- image-classification",) if card.reads_stages else ("- image-classification", "- timm")
     timm_lines = () if card.reads_stages else (_TIMM_EXAMPLE,)
-    licence_lines = (
-        ()
-        if hub is None
-        else (
+    licence_lines: list[str] = []
+    if hub is not None:
+        licence_lines = [
             *("## Licences", ""),
             f"- of the initial weights: {hub.licence or 'none or not stated'}",
             f"- of the training images, as stated by the exporter: {hub.data_licence or 'not stated'}",
             "",
-        )
-    )
+        ]
     lines = [
         *(("---", *library, "tags:", *tags, "---", "") if hub is None else _hub_header(card, hub)),
         *(f"# {_escape_markdown(card.backbone.name)}", ""),

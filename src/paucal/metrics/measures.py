@@ -169,6 +169,8 @@ class AveragePrecision:
         if labels.shape != scores.shape:
             raise ValueError(f"expected labels of shape {tuple(scores.shape)}, got {tuple(labels.shape)}")
         self._interpolated = interpolated
+        # For each class: its labelled images by descending score, the first position of each group of equal scores, and
+        # whether each image belongs to the class.
         self._classes: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]] = []
         for score, label in zip(scores.double().cpu().numpy().T, labels.cpu().numpy().T, strict=True):
             labelled = np.flatnonzero(label >= 0)
@@ -181,28 +183,21 @@ class AveragePrecision:
 
     def per_class(self, weights: Weights) -> NDArray[np.float64]:
         """Return (D, K) scores for (D, N) weights; NaN for a class without a positive image."""
-        areas = [self._area_of_class(weights[:, order], starts, positive) for order, starts, positive in self._classes]
-        return np.stack(areas, axis=1)
-
-    def _area_of_class(
-        self, ordered: Weights, starts: NDArray[np.int64], positive: NDArray[np.bool_]
-    ) -> NDArray[np.float64]:
-        """Return the (D,) areas under the precision-recall curves of one class.
-
-        `ordered` are the (D, N) weights of the images labelled for the class, by descending score; `starts` are the
-        first images of each group of equal scores, and `positive` says whether each image belongs to the class.
-        """
-        if not len(starts):
-            return np.full(len(ordered), np.nan)
-        n_correct = np.add.reduceat(ordered * positive, starts, axis=1).cumsum(1)
-        n_predicted = np.add.reduceat(ordered, starts, axis=1).cumsum(1)
-        precision, total = n_correct / np.maximum(n_predicted, 1e-12), n_correct[:, -1:]
-        recall = n_correct / np.maximum(total, 1e-12)
-        if self._interpolated:
-            area = interpolated_precision(ELEVEN_RECALLS, precision, recall).mean(1)
-        else:
-            area = (np.diff(recall, axis=1, prepend=0.0) * precision).sum(1)
-        return np.where(total[:, 0] > 0, area, np.nan)
+        areas = np.full((len(weights), len(self._classes)), np.nan)
+        for index, (order, starts, positive) in enumerate(self._classes):
+            if not len(starts):
+                continue
+            ordered = weights[:, order]
+            n_correct = np.add.reduceat(ordered * positive, starts, axis=1).cumsum(1)
+            n_predicted = np.add.reduceat(ordered, starts, axis=1).cumsum(1)
+            precision, total = n_correct / np.maximum(n_predicted, 1e-12), n_correct[:, -1:]
+            recall = n_correct / np.maximum(total, 1e-12)
+            if self._interpolated:
+                area = interpolated_precision(ELEVEN_RECALLS, precision, recall).mean(1)
+            else:
+                area = (np.diff(recall, axis=1, prepend=0.0) * precision).sum(1)
+            areas[:, index] = np.where(total[:, 0] > 0, area, np.nan)
+        return areas
 
 
 def interpolated_precision(

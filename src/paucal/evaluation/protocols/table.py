@@ -206,20 +206,17 @@ def remarks(rows: Sequence[ProtocolRow]) -> list[str]:
         if clear:
             text += f"; the interval of the difference excludes 0 {' and '.join(clear)}"
         lines.append(text)
-    return lines + _hyperparameter_notes(rows)
-
-
-def _hyperparameter_notes(rows: Sequence[ProtocolRow]) -> list[str]:
-    """Return lines with the notes on selected hyperparameters; equal notes are combined into a single line."""
-    lines_by_note: dict[tuple[str, str, str], list[str]] = {}
+    scores_by_note: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
-        if not row.line.headline or not any(row.notes.values()):
-            continue
-        texts = [f"{name}: {note}" for name, note in row.notes.items() if note]
-        are_equal = len(set(row.notes.values())) == 1
-        key = (row.data, row.line.protocol, next(iter(row.notes.values())) if are_equal else "; ".join(texts))
-        lines_by_note.setdefault(key, []).append(" ".join(part for part in (row.line.setting, row.line.score) if part))
-    return [f"{', '.join((data, protocol, *lines))}: {text}" for (data, protocol, text), lines in lines_by_note.items()]
+        if row.line.headline and any(row.notes.values()):
+            note = "; ".join(f"{name}: {note}" for name, note in row.notes.items() if note)
+            if len(set(row.notes.values())) == 1:
+                note = next(iter(row.notes.values()))
+            score = " ".join(filter(None, (row.line.setting, row.line.score)))
+            scores_by_note.setdefault((row.data, row.line.protocol, note), []).append(score)
+    for (data, protocol, note), scores in scores_by_note.items():
+        lines.append(f"{', '.join((data, protocol, *scores))}: {note}")
+    return lines
 
 
 def store_table(folder: Path, rows: Sequence[ProtocolRow], metadata: Mapping[str, Any]) -> None:

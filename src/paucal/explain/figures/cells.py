@@ -97,26 +97,19 @@ def _write_numbers(figure: Figure, panel: Axes, picture: Picture, grid: tuple[in
     size = min(MAX_FONT_SIZE, max(MIN_FONT_SIZE, 0.45 * 72 * PANEL_SCALE * PANEL / max(grid)))
     box = {"boxstyle": "round,pad=0.2", "color": "black", "alpha": 0.65}
     for cell, pair_numbers in numbers.items():
+        runs: list[list[int]] = []
+        for number in pair_numbers:
+            if runs and runs[-1][-1] == number - 1:
+                runs[-1].append(number)
+            else:
+                runs.append([number])
+        # Runs of three or more numbers are written as ranges: 1-3, 5, 9, 10.
+        text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
         x, y = cell_centre(cell, grid, picture.shape)
-        text, x_share = _format_ranges(pair_numbers), x / picture.shape[1]
+        x_share = x / picture.shape[1]
         alignment = "center" if len(text) < 3 or 0.3 <= x_share <= 0.7 else "left" if x_share < 0.3 else "right"
         position = {"ha": alignment, "va": "center", "transform": panel.transData, "zorder": 5}
         figure.text(x, y, text, color=YELLOW, fontsize=size, bbox=box, **position)
-
-
-def _format_ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as text, with runs of three or more as ranges.
-
-    >>> _format_ranges([1, 2, 3, 5, 9, 10])
-    '1-3, 5, 9, 10'
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 def _to_cell(cell) -> tuple[int, int]:
@@ -177,7 +170,14 @@ def offsets_figure(picture: Picture, view: OffsetView, first: tuple[int, int], s
         ends.append((x + offset[1] * picture.shape[1] / columns, y + offset[0] * picture.shape[0] / view.grid[0]))
         style = {"color": colour, "lw": line_width, "mutation_scale": 14, "shrinkA": 0, "shrinkB": 0}
         axes[0][0].add_patch(FancyArrowPatch((x, y), ends[-1], arrowstyle="-|>", **style))
-    _extend_limits(axes[0][0], picture, ends)
+    # The panel is extended to include the ends of the arrows.
+    limits = []
+    for axis, length in ((0, picture.shape[1]), (1, picture.shape[0])):
+        margin = MARGIN * length
+        low = min(-0.5, *(end[axis] - margin for end in ends))
+        high = max(length - 0.5, *(end[axis] + margin for end in ends))
+        limits.append((max(low, -MAX_EXTENSION * length), min(high, (1 + MAX_EXTENSION) * length)))
+    axes[0][0].set(xlim=limits[0], ylim=limits[1][::-1])
     draw_title(axes[0][0], f"from {second} to {first}\nblue: true, orange: predicted")
     errors = view.error_map()
     max_error = float(errors.max())
@@ -187,14 +187,3 @@ def offsets_figure(picture: Picture, view: OffsetView, first: tuple[int, int], s
     note = "" if view.signed else ";\nthe head predicts only distances, so the arrow has the true direction"
     draw_caption(figure, f"error: sum of the errors in rows and columns, mean over all pairs of a cell{note}", 7)
     return figure
-
-
-def _extend_limits(axes: Axes, picture: Picture, points: Sequence[tuple[float, float]]) -> None:
-    """Extend a panel to include the ends of arrows, by at most `MAX_EXTENSION` of the image's side on each side."""
-    limits = []
-    for axis, length in ((0, picture.shape[1]), (1, picture.shape[0])):
-        coordinates = [point[axis] for point in points]
-        margin = MARGIN * length
-        low, high = min(-0.5, *(p - margin for p in coordinates)), max(length - 0.5, *(p + margin for p in coordinates))
-        limits.append((max(low, -MAX_EXTENSION * length), min(high, (1 + MAX_EXTENSION) * length)))
-    axes.set(xlim=limits[0], ylim=limits[1][::-1])
