@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import average_precision_score, f1_score
 
 from paucal.evaluation.calibration import choose_thresholds, reach_thresholds
-from paucal.evaluation.classification import multi_label_report, quick_multi_label_scores
+from paucal.evaluation.classification import multi_label_report, quick_scores
 from paucal.evaluation.plots import class_precision_figure, most_confident_disagreements, precision_recall_figure
 from paucal.evaluation.predictions import Predictions
 from paucal.evaluation.record import score_lines, write_per_class, write_predictions
@@ -60,7 +60,7 @@ def test_report__ignores_what_nobody_knows_and_classes_without_an_image():
 
 
 def test_report__intervals_hold_the_truth_most_of_the_time():
-    truth = quick_multi_label_scores(answers(20_000))["map"]
+    truth = quick_scores(answers(20_000))["map"]
     held = 0
     for seed in range(1, 21):
         score = multi_label_report(answers(60, seed=seed), CLASSES, [0.5] * 4).scores["map"]
@@ -102,8 +102,8 @@ def test_report__of_wrong_answers_ends_in_a_sentence():
 def test_quick_scores__are_those_of_the_report():
     found = answers()
     report = multi_label_report(found, CLASSES, [0.5] * 4)
-    assert quick_multi_label_scores(found) == pytest.approx({n: report.values[n] for n in ("loss", "map")}, rel=1e-6)
-    broken = quick_multi_label_scores(Predictions(found.ids, found.logits * torch.nan, found.labels))
+    assert quick_scores(found) == pytest.approx({n: report.values[n] for n in ("loss", "map")}, rel=1e-6)
+    broken = quick_scores(Predictions(found.ids, found.logits * torch.nan, found.labels))
     assert np.isnan(broken["loss"])
     assert broken["map"] == 0
 

@@ -88,10 +88,15 @@ def classification_report(
 
 
 def quick_scores(predictions: Predictions) -> dict[str, float]:
-    """Return "loss" (nats), "top1" and "balanced_accuracy" without intervals, fast enough for every epoch.
+    """Return scores without intervals, fast enough for every epoch.
 
-    Non-finite logits raise no error. They give a non-finite loss, which the trainer checks.
+    These are "loss" (nats), "top1" and "balanced_accuracy", or "loss" and "map" if images may have several labels.
+    Non-finite logits raise no error. They give a non-finite loss, which the trainer checks, and a "map" of 0.
     """
+    if predictions.is_multi_label:
+        loss = float(np.mean(multi_label_losses(predictions)))
+        measure = AveragePrecision(predictions.logits, predictions.labels, interpolated=False)
+        return {"loss": loss, "map": value_of(measure, len(predictions)) if np.isfinite(loss) else 0.0}
     labels, is_correct = predictions.labels, predictions.predicted == predictions.labels
     n_classes = predictions.logits.shape[1]
     n_true = torch.bincount(labels, minlength=n_classes)
@@ -186,16 +191,6 @@ def multi_label_report(
         f1_parts = _precision_recall_f1(n_correct, images, predicted)
         rows.append(MultiLabelRow(name, images, share, average_precision, float(threshold), predicted, *f1_parts))
     return MultiLabelReport(n_images, bootstrap.level, scores, rows, predictions.n_groups)
-
-
-def quick_multi_label_scores(predictions: Predictions) -> dict[str, float]:
-    """Return "loss" (nats) and "map" without intervals, fast enough for every epoch.
-
-    Non-finite logits give a non-finite loss, which the trainer checks, and a "map" of 0.
-    """
-    loss = float(np.mean(multi_label_losses(predictions)))
-    measure = AveragePrecision(predictions.logits, predictions.labels, interpolated=False)
-    return {"loss": loss, "map": value_of(measure, len(predictions)) if np.isfinite(loss) else 0.0}
 
 
 def multi_label_losses(predictions: Predictions) -> NDArray[np.float64]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -72,21 +71,13 @@ class OnnxNetwork(nn.Module):
             raise UserError(
                 f"onnxruntime cannot read this ONNX model ({describe_exception(problem)}): export the model again."
             ) from problem
-        self.input = self.session.get_inputs()[0]
-        self.output = self.session.get_outputs()[0]
-
-    @property
-    def metadata(self) -> Mapping[str, str]:
-        """The metadata of the file."""
-        return self.session.get_modelmeta().custom_metadata_map
+        self.input, self.output = self.session.get_inputs()[0], self.session.get_outputs()[0]
+        self.metadata: Mapping[str, str] = self.session.get_modelmeta().custom_metadata_map
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the model's first output for its first input."""
-        return torch.from_numpy(self.compute(images.cpu().numpy())).to(images.device)
-
-    def compute(self, images: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the model's first output for an array as its first input."""
-        return self.session.run([self.output.name], {self.input.name: images})[0]
+        output = self.session.run([self.output.name], {self.input.name: images.cpu().numpy()})[0]
+        return torch.from_numpy(output).to(images.device)
 
 
 def read_onnx(path: Path) -> TrainedModel:

@@ -110,34 +110,36 @@ def model_page(
     card: ModelCard,
     start: str,
     licence: str | None,
-    facts: Mapping[str, Any],
+    summary: Mapping[str, Any],
     report: Report | None,
     hub: HubFacts | None = None,
 ) -> str:
     """Return the model page in Markdown, with the header that the Hugging Face Hub reads; it is short without `hub`.
 
     `start` describes the initial weights, whose licence also applies to models trained from them (None if unknown).
-    `facts` are the entries "data", "split", "method" and "epochs" of the run's summary, which may be missing.
+    The entries "data", "split", "method" and "epochs" of the run's `summary` are shown; they may be missing.
     """
-    preprocess = card.preprocessing
-    library = () if card.reads_stages else ("library_name: timm",)
-    tags = ("- image-classification",) if card.reads_stages else ("- image-classification", "- timm")
-    timm_lines = () if card.reads_stages else (_TIMM_EXAMPLE,)
-    licence_lines: list[str] = []
+    preprocess, modules = card.preprocessing, "paucal, timm"
+    library, tags, timm_lines = ("library_name: timm",), ("- image-classification", "- timm"), (_TIMM_EXAMPLE,)
+    if card.reads_stages:  # timm cannot create the classifier
+        modules, library, tags, timm_lines = "paucal", (), tags[:1], ()
+    header, licence_lines = ["---", *library, "tags:", *tags, "---", ""], []
     if hub is not None:
+        header = _hub_header(card, hub)
         licence_lines = [
             *("## Licences", ""),
             f"- of the initial weights: {hub.licence or 'none or not stated'}",
             f"- of the training images, as stated by the exporter: {hub.data_licence or 'not stated'}",
             "",
         ]
+    entries = {title: summary[key] for key, title in _TITLES.items() if summary.get(key) is not None}
     lines = [
-        *(("---", *library, "tags:", *tags, "---", "") if hub is None else _hub_header(card, hub)),
+        *header,
         *(f"# {_escape_markdown(card.backbone.name)}", ""),
         f"An image classifier for {len(card.classes)} classes: {card.backbone.name}, images of "
         f"{'x'.join(map(str, preprocess.image_size))} pixels, trained with paucal.",
         *("", "## Training", ""),
-        *(f"- {_TITLES[key]}: {_escape_markdown(str(facts[key]))}" for key in _TITLES if facts.get(key) is not None),
+        *(f"- {title}: {_escape_markdown(str(entry))}" for title, entry in entries.items()),
         f"- initial weights: {_escape_markdown(start)}",
         f"- licence of the initial weights: {_escape_markdown(licence or 'not stated')}",
         *("", "## Test scores", ""),
@@ -146,7 +148,7 @@ def model_page(
         "The model predicts one of its classes for every image, even if the image shows something else. The scores are "
         "valid for images like the test images; they may be lower for photos from another camera, place or season.",
         *("", "## Use", ""),
-        *("```python", "import paucal" if card.reads_stages else "import paucal, timm", "from PIL import Image", ""),
+        *("```python", f"import {modules}", "from PIL import Image", ""),
         'model = paucal.load("this-folder")',
         'print(model.probabilities([Image.open("photo.jpg")]), model.classes)',
         *timm_lines,
@@ -191,20 +193,20 @@ def _escape_markdown(text: str) -> str:
     return " ".join(escaped.split())
 
 
-def _hub_header(card: ModelCard, facts: HubFacts) -> list[str]:
+def _hub_header(card: ModelCard, hub: HubFacts) -> list[str]:
     """Return the lines of the YAML header of a model page, with the scores that the Hub shows."""
     header: dict[str, Any] = {"library_name": "timm", "pipeline_tag": "image-classification", "tags": HUB_TAGS}
-    if facts.licence is not None:
-        is_free = not has_terms(facts.licence)
-        header |= {"license": facts.licence.lower()} if is_free else {"license": "other", "license_name": facts.licence}
-    if facts.report is not None:
-        dataset = {"name": f"{facts.data}, test images", "type": "image-folder"}
+    if hub.licence is not None:
+        is_free = not has_terms(hub.licence)
+        header |= {"license": hub.licence.lower()} if is_free else {"license": "other", "license_name": hub.licence}
+    if hub.report is not None:
+        dataset = {"name": f"{hub.data}, test images", "type": "image-folder"}
         task = {"type": "image-classification", "name": "image classification"}
         metrics = []
-        for name, score in facts.report.scores.items():
+        for name, score in hub.report.scores.items():
             title = name
             if score.low is not None and score.high is not None:
-                level = percent(facts.report.level, "g")
+                level = percent(hub.report.level, "g")
                 title += f", {level} interval {score.low:.3f} to {score.high:.3f}"
             metrics.append({"type": "accuracy" if name == "top1" else name, "name": title, "value": score.value})
         result = {"task": task, "dataset": dataset, "metrics": metrics}

@@ -25,10 +25,10 @@ def test_draw__gives_so_many_of_each_class_and_fewer_are_among_more():
 def test_curve__rises_with_labels_and_repeats_differ():
     curve = few_label_curve(blobs(300), blobs(seed=1), 3, repeats=4)
     assert [few.per_class for few in curve] == [1, 2, 5, 10, 50]
-    means = [few.accuracies.mean() for few in curve]
+    means = [few.hits.mean() for few in curve]
     assert means[0] + 0.1 < means[-1] > 0.8
     assert all(few.hits.shape == (4, 120) for few in curve)
-    assert np.ptp(curve[0].accuracies) > 0
+    assert np.ptp(curve[0].hits.mean(1)) > 0
     again = few_label_curve(blobs(300), blobs(seed=1), 3, repeats=4)
     assert all((a.hits == b.hits).all() for a, b in zip(curve, again, strict=True))
 

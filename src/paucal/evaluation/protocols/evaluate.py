@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paucal.data.dataset import ViewDataset, collate
@@ -221,7 +222,9 @@ def _evaluate_few_labels(
     outcomes = []
     for point in curve:
         n_images = point.hits.shape[1]
-        scored = [("accuracy", prints_accuracy, Mean(point.hits.mean(0)), point.accuracies)]
+        scored: list[tuple[str, bool, Measure, NDArray[np.float64]]] = [
+            ("accuracy", prints_accuracy, Mean(point.hits.mean(0)), point.hits.mean(1))
+        ]
         if not prints_accuracy:
             if data.metric == "roc_auc":
                 measures = [roc_auc(torch.from_numpy(margins), truth) for margins in point.margins]

@@ -26,11 +26,6 @@ class CurvePoint:
     hits: NDArray[np.float64]  # (repeats, N): 1 if a prediction is correct, 0 if not, between if top scores are tied
     margins: NDArray[np.float64]  # (repeats, N) second class's score minus the first's; empty for more than two classes
 
-    @property
-    def accuracies(self) -> NDArray[np.float64]:
-        """(repeats,) accuracies on the test images."""
-        return self.hits.mean(1)
-
 
 def draw_few(labels: Tensor, per_class: int, seed: int) -> Tensor:
     """Draw the rows of `per_class` images per class; for the same seed, smaller draws are subsets of larger draws."""

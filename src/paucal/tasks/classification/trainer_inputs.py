@@ -12,7 +12,7 @@ from paucal.data.loader import CachedBatches, TrainLoader
 from paucal.data.views.augmentation import Augmentation, Mixing
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import TrainTransform, ViewTransform
-from paucal.evaluation.classification import quick_multi_label_scores, quick_scores
+from paucal.evaluation.classification import quick_scores
 from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
@@ -121,8 +121,7 @@ def make_view_transform(
 
 def validation_scores(predictions: Predictions) -> dict[str, float]:
     """Return the scores of validation predictions, with the column names of `metrics.csv`, such as "val_loss"."""
-    score = quick_scores if predictions.labels.ndim == 1 else quick_multi_label_scores
-    return {f"val_{name}": value for name, value in score(predictions).items()}
+    return {f"val_{name}": value for name, value in quick_scores(predictions).items()}
 
 
 def make_val_predictor(
