@@ -141,7 +141,8 @@ def _find_non_finite(rows: Sequence[Row]) -> Verdict | None:
     return _make_verdict("divergence", f"{losses[0]} is {row[losses[0]]}", row) if losses else None
 
 
-# The following functions return a verdict if the last `patience` rows all show a symptom. There are at least so many.
+# Each of the following functions returns a verdict if the last `patience` rows all show its symptom. The callers ensure
+# that there are at least `patience` rows.
 
 
 def _find_divergence(rows: Sequence[Row], sizes: HeadSizes, patience: int) -> Verdict | None:
@@ -157,12 +158,11 @@ def _find_divergence(rows: Sequence[Row], sizes: HeadSizes, patience: int) -> Ve
 
 
 def _find_growing_features(rows: Sequence[Row], sizes: HeadSizes, patience: int, subject: str) -> Verdict | None:
-    lengths = [length for row in rows if math.isfinite(length := sizes.read(row, "feature_norm"))]
-    if not lengths or not all(
-        sizes.read(row, "feature_norm") > MAX_NORM_GROWTH * lengths[0] for row in rows[-patience:]
-    ):
-        return None
-    text = f"{subject} grew from a norm of {lengths[0]:.3g} to {lengths[-1]:.3g}"
+    norms = [norm for row in rows if math.isfinite(norm := sizes.read(row, "feature_norm"))]
+    for row in rows[-patience:]:
+        if not norms or not sizes.read(row, "feature_norm") > MAX_NORM_GROWTH * norms[0]:
+            return None
+    text = f"{subject} grew from a norm of {norms[0]:.3g} to {norms[-1]:.3g}"
     return _make_verdict("divergence", text, rows[-1])
 
 
@@ -204,7 +204,8 @@ def _find_uniform_output(rows: Sequence[Row], sizes: HeadSizes, patience: int) -
 def _find_low_rank(rows: Sequence[Row], sizes: HeadSizes, patience: int) -> Verdict | None:
     ranks = [rank for row in rows if math.isfinite(rank := sizes.read(row, "effective_rank"))]
     batch, dim = sizes.batch, sizes.feature_dim
-    expected_rank = batch * dim / (batch + dim) if batch else dim  # of independent, normally distributed features
+    # Effective rank of independent, normally distributed features of a batch.
+    expected_rank = batch * dim / (batch + dim) if batch else dim
     if expected_rank < MIN_DIRECTIONS or not ranks:
         return None
     max_rank = max(LINE_RANK, min(FRACTION_OF_HIGHEST * max(ranks), FRACTION_OF_DIRECTIONS * expected_rank))

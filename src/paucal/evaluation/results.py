@@ -18,7 +18,7 @@ MULTI_LABEL_KIND = "multi-label"  # value of the entry "kind" in stored reports 
 
 @dataclass(frozen=True)
 class Majority:
-    """The score of always predicting the most frequent class; if several are, the one with the most test images."""
+    """The score of always predicting the most frequent class; of several, the one with the most test images."""
 
     name: str
     top1: float  # fraction of the test images that belong to this class

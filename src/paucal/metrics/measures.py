@@ -50,9 +50,9 @@ def mean_of(measures: Sequence[Measure]) -> Measure:
 
 
 def mean_per_class(values: NDArray[np.float64], labels: NDArray[np.int64], n_classes: int) -> Measure:
-    """Return the mean over classes of the mean value of each class's images; classes absent from a draw are left out.
+    """Return the mean over classes of the mean value of each class's images; classes without images are left out.
 
-    If a value is 1 for a correct and 0 for a wrong prediction, this is the balanced accuracy (as in scikit-learn).
+    If a value is 1 for a correct and 0 for a wrong prediction, the result is scikit-learn's balanced accuracy.
     """
 
     def measure(weights: Weights) -> NDArray[np.float64]:
@@ -137,7 +137,7 @@ ELEVEN_RECALLS = np.arange(11) / 10 - 1e-9
 def roc_auc(scores: Tensor, labels: Tensor) -> Measure:
     """Return the probability that a positive image has a higher score than a negative image, with ties counting half.
 
-    It is 0.5 for a draw that lacks one of the classes.
+    The result is 0.5 for a resampled set without positive or without negative images.
     """
     order, starts = _rank_by_score(scores.double().cpu().numpy())
     is_positive = labels.cpu().numpy()[order] > 0

@@ -38,7 +38,7 @@ def r2(truth: Values, predicted: Values) -> Measure:
 def quadratic_kappa(truth: Values, predicted: Values) -> Measure:
     """Return Cohen's kappa with quadratic weights (1968): agreement beyond chance, errors weighted by their squares.
 
-    It is NaN if all grades of a draw, true and predicted, are equal.
+    The result is NaN for a resampled set in which all grades, true and predicted, are equal.
     """
 
     def measure(weights: Weights) -> Values:
@@ -124,8 +124,8 @@ def conformal_half_width(residuals: Values, level: float) -> float:
     """Return the half-width of intervals that contain the true value of a new image with probability `level`.
 
     The half-width is the ceil(level (n + 1))-th smallest of n absolute errors on images that were not trained on (Vovk
-    et al. 2005; Barber et al. 2021, "Predictive inference with the jackknife+", for errors of a cross-validation). It
-    is infinite if there are too few errors.
+    et al. 2005; Barber et al. 2021, "Predictive inference with the jackknife+", for errors of a cross-validation). With
+    too few errors, the half-width is infinite.
     """
     rank = math.ceil(round(level * (len(residuals) + 1), 9))
     return float(np.sort(np.abs(residuals))[rank - 1]) if rank <= len(residuals) else math.inf

@@ -40,7 +40,11 @@ def headline_sentences(files: RunFiles) -> list[str]:
             *selection_note,
         ]
     top1 = report.scores["top1"]
-    rank = report.majority.rank(len(report.per_class))
+    majority, rank = report.majority, report.majority.rank(len(report.per_class))
+    split = "training" if report.repeats or majority.from_train else "test"
+    baseline = (
+        f"Always predicting {majority.name!r}, {rank} {split} images, would be right for {percent(majority.top1)}."
+    )
     if report.repeats:
         return [
             f"In a cross-validation with {report.folds} folds, models fitted to the other folds predicted the right "
@@ -48,17 +52,14 @@ def headline_sentences(files: RunFiles) -> list[str]:
             "too few images to keep a test set, so the final model was fitted to all images.",
             f"Its accuracy on further images of the same kind most likely lies {_format_range(top1)} "
             f"({percent(report.level, 'g')} interval, which accounts for the images shared between fits).",
-            f"Always predicting {report.majority.name!r}, {rank} training images, would be right for "
-            f"{percent(report.majority.top1)}.",
+            baseline,
         ]
-    split = "training" if report.majority.from_train else "test"
     return [
         f"The model predicted the right class for {percent(top1.value)} of {tested} that {was_or_were(report.images)} "
         "not used in training.",
         "With this many images, the accuracy on further images of the same kind most likely lies "
         f"{_format_range(top1)} ({percent(report.level, 'g')} interval).",
-        f"Always predicting {report.majority.name!r}, {rank} {split} images, would be right for "
-        f"{percent(report.majority.top1)}.",
+        baseline,
         *selection_note,
     ]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paucal.report.explanations import cost_rows, model_rows
-from paucal.report.inputs import MAX_TEXT, RunFiles, read_run, read_stored
+from paucal.report.inputs import MAX_TEXT, read_run, read_stored
 from paucal.report.page import write_run_page
 from paucal.wording import percent
 
@@ -33,7 +33,11 @@ def write_pretraining_report(run: Path) -> Path:
     files = read_run(run)
     advice = "restore the file, or pre-train again"
     summary = read_stored(files.run, "summary.json", _parse_summary, PretrainingSummary(), advice)
-    figures = [(percent(score), f"nearest neighbours, epoch {epoch:g}") for epoch, score in _knn_scores(files)[-1:]]
+    knn_scores = []  # epoch and nearest-neighbour accuracy, of the epochs in which the accuracy was measured
+    for number, row in enumerate(files.rows, start=1):
+        if math.isfinite(row.get("val_knn", math.nan)):
+            knn_scores.append((row.get("epoch", float(number)), row["val_knn"]))
+    figures = [(percent(score), f"nearest neighbours, epoch {epoch:g}") for epoch, score in knn_scores[-1:]]
     if figures and summary.knn_start is not None:
         figures.append((percent(summary.knn_start), "before training"))
     return write_run_page(
@@ -49,8 +53,8 @@ def write_pretraining_report(run: Path) -> Path:
         },
         pretraining=summary,
         remarks=summary.remarks,
-        headline=_headline_sentences(files, summary),
-        warnings=_warning_sentences(files, summary),
+        headline=_headline_sentences(knn_scores, summary),
+        warnings=_warning_sentences(knn_scores, summary),
         figures=figures,
     )
 
@@ -79,17 +83,9 @@ def _parse_summary(content: Mapping[str, Any]) -> PretrainingSummary:
     )
 
 
-def _knn_scores(files: RunFiles) -> list[tuple[float, float]]:
-    """Return (epoch, nearest-neighbour accuracy) for each epoch in which the accuracy was measured."""
-    rows = enumerate(files.rows, start=1)
-    scores = [(row.get("epoch", float(number)), row.get("val_knn", math.nan)) for number, row in rows]
-    return [(epoch, accuracy) for epoch, accuracy in scores if math.isfinite(accuracy)]
-
-
-def _headline_sentences(files: RunFiles, summary: PretrainingSummary) -> list[str]:
+def _headline_sentences(scores: Sequence[tuple[float, float]], summary: PretrainingSummary) -> list[str]:
     no_collapse = "The networks show no sign of collapse: their outputs still differ between images."
     sentences = [no_collapse] if summary.verdict is None else []
-    scores = _knn_scores(files)
     if not scores:
         return [
             *sentences,
@@ -111,12 +107,11 @@ def _headline_sentences(files: RunFiles, summary: PretrainingSummary) -> list[st
     return sentences
 
 
-def _warning_sentences(files: RunFiles, summary: PretrainingSummary) -> list[str]:
+def _warning_sentences(scores: Sequence[tuple[float, float]], summary: PretrainingSummary) -> list[str]:
     sentences = []
     if summary.verdict is not None:
         sentence = summary.verdict["sentence"]
         sentences.append(f"{sentence[:1].upper()}{sentence[1:]} {summary.verdict['advice']}")
-    scores = _knn_scores(files)
     if scores and summary.knn_start is not None and scores[-1][1] <= summary.knn_start:
         sentences.append(
             "Nearest neighbours are no better than with the initial weights, so training has not improved the "

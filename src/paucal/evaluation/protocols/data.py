@@ -247,7 +247,7 @@ TABLE9: dict[str, Table9Set] = {
     "cifar100": Table9Set(100, 50_000, 10_000),
     "sun397": Table9Set(397, 19_850, 19_850),  # the first of ten official partitions, of 50 + 50 images per class
     "cars": Table9Set(196, 8_144, 8_041),  # no longer available
-    "aircraft": Table9Set(100, 6_667, 3_333, "mean_per_class"),  # the classes are the variants
+    "aircraft": Table9Set(100, 6_667, 3_333, "mean_per_class"),  # classes are aircraft variants
     "voc2007": Table9Set(20, 5_011, 4_952, "map11"),
     "dtd": Table9Set(47, 3_760, 1_880),
     "pets": Table9Set(37, 3_680, 3_669, "mean_per_class"),

@@ -23,7 +23,7 @@ class CurvePoint:
     """Results for one number of labels per class."""
 
     per_class: int  # number of labels per class; if a class has fewer images, all its labels are used
-    hits: NDArray[np.float64]  # (repeats, N): 1 if a prediction is correct, 0 if not, between if top scores are tied
+    hits: NDArray[np.float64]  # (repeats, N): 1 if the prediction is correct, 0 if wrong, a fraction if top scores tie
     margins: NDArray[np.float64]  # (repeats, N) second class's score minus the first's; empty for more than two classes
 
 
