@@ -96,7 +96,7 @@ def curves_figure(
         _label_axes(axes, title, _panel_of(names[0])[2], [row["epoch"] for row in rows])
         if best is not None:
             axes.axvline(best, ls=":", color=GREY, lw=1.3, label=f"best epoch ({best:g})")
-        if len(axes.lines) > 1 and (len(names) > 1 or title == "validation scores" or len(axes.lines) > 2):
+        if len(axes.lines) > 1 and (len(names) > 1 or title == VALIDATION_SCORES or len(axes.lines) > 2):
             axes.legend(fontsize=7, framealpha=0.85)
     return figure
 
@@ -105,23 +105,27 @@ def _number_epochs(rows: Sequence[Row]) -> list[Row]:
     return [{"epoch": float(number), **row} for number, row in enumerate(rows, start=1)]
 
 
+VALIDATION_SCORES = "validation scores"  # title of the panel of all validation scores
+_PANELS = {
+    **dict.fromkeys(("val_mean_iou", "val_pixel_accuracy"), (0, VALIDATION_SCORES, "fraction of pixels")),
+    **dict.fromkeys(("val_map", "val_ap", "val_ap50", "val_mask_ap"), (0, VALIDATION_SCORES, "average precision")),
+    "val_missed": (1, "missed objects", "fraction of objects"),
+    "val_loss": (1, "validation loss", "loss"),
+    "train_loss": (2, "training loss, weighted sum", "loss"),
+    "lr": (4, "learning rate", "per step"),
+    SPEED_COLUMN: (5, "images per second", "images/s"),
+}
+
+
 def _panel_of(name: str) -> tuple[int, str, str]:
     """Return the panel that shows a column: its position among all panels, its title, and the unit of its axis."""
+    if name in _PANELS:
+        return _PANELS[name]
     if name.startswith(("val_", "monitor_")) and not name.endswith("loss"):
-        if name == "val_missed":
-            return 1, "missed objects", "fraction of objects"
-        if name in ("val_mean_iou", "val_pixel_accuracy"):
-            return 0, "validation scores", "fraction of pixels"
-        is_precision = name in ("val_map", "val_ap", "val_ap50", "val_mask_ap")
-        return 0, "validation scores", "average precision" if is_precision else "fraction of images"
-    if name in ("val_loss", "train_loss"):
-        title = "validation loss" if name == "val_loss" else "training loss, weighted sum"
-        return 1 if name == "val_loss" else 2, title, "loss"
+        return 0, VALIDATION_SCORES, "fraction of images"
     if name.startswith("train_"):
         return 3, f"training: {name.removeprefix('train_')}", "loss"
-    if name == "lr":
-        return 4, "learning rate", "per step"
-    return 5, name.replace("_", " "), "images/s" if name == SPEED_COLUMN else "value"
+    return 5, name.replace("_", " "), "value"
 
 
 def _draw_line(axes: Axes, points: Sequence[tuple[float, float]], **style: Any) -> None:

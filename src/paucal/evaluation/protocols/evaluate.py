@@ -128,11 +128,11 @@ def evaluate_backbone(
                 outcomes += _evaluate_knn(parts, data, options)
             elif protocol == "few-labels":
                 outcomes += _evaluate_few_labels(parts, data, options, advance)
-            elif protocol == "linear":
-                classifier, note = _fit_linear(frozen_backbone, parts, kind, data, options, advance)
-                outcomes += _evaluate_classifier(protocol, classifier, parts["test"], data, note)
             else:
-                classifier, note = _fit_logistic(parts, data, options)
+                if protocol == "linear":
+                    classifier, note = _fit_linear(frozen_backbone, parts, kind, data, options, advance)
+                else:
+                    classifier, note = _fit_logistic(parts, data, options)
                 outcomes += _evaluate_classifier(protocol, classifier, parts["test"], data, note)
     return outcomes
 

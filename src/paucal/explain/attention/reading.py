@@ -146,7 +146,7 @@ def as_groups(weights: Tensor, layer: nn.Module, batch_size: int) -> Tensor:
 
 
 def _with_heads(weights: Tensor, layer: nn.Module) -> Tensor:
-    """Reshape (N * heads, Q, K) weights, as in SAM and SHViT, to (N, heads, Q, K). SHViT has a single head."""
+    """Reshape (N * heads, Q, K) weights, as in SAM and SHViT (single head), to (N, heads, Q, K)."""
     return weights.unflatten(0, (-1, int(getattr(layer, "num_heads", 1)))) if weights.ndim == 3 else weights  # type: ignore[arg-type]
 
 
