@@ -117,7 +117,7 @@ MULTI_LABEL_TITLES = {
     "macro_f1": ("macro-F1", "mean F1 over classes, at thresholds chosen on validation images"),
     "loss": ("loss (nats)", "mean binary cross-entropy of an image and a class"),
 }
-NO_INTERVAL = "-"
+NO_INTERVAL = "-"  # text for an interval or a score that does not exist
 
 
 @dataclass(frozen=True)
@@ -221,9 +221,7 @@ def write_predictions(
 
 def _score_line(name: str, score: Score, titles: Mapping[str, tuple[str, str]] = TITLES) -> ScoreLine:
     format_value = percent if name != "loss" else "{:.3f}".format
-    title, meaning = titles.get(name, (name, ""))
-    if score.low is None or score.high is None:
-        return ScoreLine(title, format_value(score.value), NO_INTERVAL, meaning)
-    return ScoreLine(
-        title, format_value(score.value), f"{format_value(score.low)} to {format_value(score.high)}", meaning
-    )
+    (title, meaning), interval = titles.get(name, (name, "")), NO_INTERVAL
+    if score.low is not None and score.high is not None:
+        interval = f"{format_value(score.low)} to {format_value(score.high)}"
+    return ScoreLine(title, format_value(score.value), interval, meaning)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from paucal.evaluation.curves import SPEED_COLUMN, best_epoch, validation_score, with_speed
-from paucal.evaluation.results import ClassificationReport, MultiLabelReport, Report
+from paucal.evaluation.results import MultiLabelReport, Report
 from paucal.metrics.intervals import Score, images_needed
 from paucal.report.inputs import RunFiles, Summary
 from paucal.wording import counted, format_duration, images_text, join_first_few, percent, was_or_were
@@ -73,9 +73,32 @@ def warning_sentences(files: RunFiles) -> list[str]:
     report = files.evaluation
     if report is None:
         return []
-    is_multi_label = isinstance(report, MultiLabelReport)
-    sentences = _multi_label_warnings(report) if is_multi_label else _classification_warnings(report)
-    score, validation = report.scores["map" if is_multi_label else "top1"], find_kept_validation_score(files)
+    remedy = ""
+    if isinstance(report, MultiLabelReport):
+        score, baseline = report.scores["map"], report.chance
+        subject, baseline_text = "mAP", "a random order"
+    else:
+        score, baseline = report.scores["top1"], report.majority.top1
+        subject, baseline_text = "accuracy", f"always predicting {report.majority.name!r}"
+        if report.groups is None:
+            n_needed = images_needed(score.value, TARGET_HALF_WIDTH)
+            precision = f"± {100 * TARGET_HALF_WIDTH:.0f} points"
+            remedy = f"; about {n_needed} test images would give the accuracy to {precision}"
+    sentences = []
+    if (score.low or 0.0) <= baseline:
+        sentences.append(
+            f"The {subject} is not clearly above that of {baseline_text} ({percent(baseline)}): the model may have "
+            "learned nothing useful. Check the curves and the labels."
+        )
+    width = (1.0 if score.high is None else score.high) - (score.low or 0.0)
+    if width > MAX_INTERVAL_WIDTH:
+        sentences.append(
+            f"The interval is {100 * width:.0f} points wide because there are only "
+            f"{images_text(report.images, report.groups)} to test on{remedy}. "
+            "Do not choose between models whose scores differ by less than this width."
+        )
+    sentences += _class_warnings(report)
+    validation = find_kept_validation_score(files)
     if validation is None or score.high is None:
         return sentences
     if validation > score.high and validation - score.value > MAX_SCORE_GAP:
@@ -87,67 +110,30 @@ def warning_sentences(files: RunFiles) -> list[str]:
     return sentences
 
 
-def _classification_warnings(report: ClassificationReport) -> list[str]:
-    top1, majority = report.scores["top1"], report.majority
+def _class_warnings(report: Report) -> list[str]:
+    few_images = f"fewer than {FEW_IMAGES} test images, too few for a reliable score"
+    if isinstance(report, MultiLabelReport):
+        absent = [f"{row.name} ({row.images})" for row in report.per_class if row.ap is None]
+        small = [f"{row.name} ({row.images})" for row in report.scored if row.images < FEW_IMAGES]
+        unlearned = [f"{row.name} ({row.images})" for row in report.scored if row.ap and row.ap.value <= row.share]
+        warnings = [
+            (absent, "class has", "classes have", "no test image and no score"),
+            (small, "class has", "classes have", few_images),
+            (unlearned, "class is", "classes are", "recognised no better than by chance"),
+        ]
+    else:
+        small = [f"{row.name} ({row.images})" for row in report.per_class if row.images < FEW_IMAGES]
+        missed = [row.name for row in report.per_class if row.recall is not None and row.recall.value == 0]
+        warnings = [
+            ([] if report.repeats else small, "class has", "classes have", few_images),
+            (missed, "class was", "classes were", "never recognised"),
+        ]
     sentences = []
-    if (top1.low or 0.0) <= majority.top1:
-        sentences.append(
-            f"The accuracy is not clearly above that of always predicting {majority.name!r} "
-            f"({percent(majority.top1)}): the model may have learned nothing useful. Check the curves and the labels."
-        )
-    n_needed = images_needed(top1.value, TARGET_HALF_WIDTH)
-    accuracy_text = f"give the accuracy to ± {100 * TARGET_HALF_WIDTH:.0f} points"
-    sentences += _warn_wide_interval(top1, report, f"; about {n_needed} test images would {accuracy_text}")
-    small_classes = [f"{row.name} ({row.images})" for row in report.per_class if row.images < FEW_IMAGES]
-    sentences += [] if report.repeats else _warn_few_images(small_classes)
-    if missed := [row.name for row in report.per_class if row.recall is not None and row.recall.value == 0]:
-        count = counted(len(missed), "class was", "classes were")
-        sentences.append(f"{count} never recognised: {_join_first_names(missed)}.")
+    for names, singular, plural, text in warnings:
+        if names:
+            more = "" if len(names) <= MAX_NAMES else f" and {len(names) - MAX_NAMES} more"
+            sentences.append(f"{counted(len(names), singular, plural)} {text}: {', '.join(names[:MAX_NAMES])}{more}.")
     return sentences
-
-
-def _multi_label_warnings(report: MultiLabelReport) -> list[str]:
-    score = report.scores["map"]
-    sentences = []
-    if (score.low or 0.0) <= report.chance:
-        sentences.append(
-            f"The mAP is not clearly above that of a random order ({percent(report.chance)}): the model may have "
-            "learned nothing useful. Check the curves and the labels."
-        )
-    sentences += _warn_wide_interval(score, report)
-    if absent := [f"{row.name} ({row.images})" for row in report.per_class if row.ap is None]:
-        count = counted(len(absent), "class has", "classes have")
-        sentences.append(f"{count} no test image and no score: {_join_first_names(absent)}.")
-    sentences += _warn_few_images([f"{row.name} ({row.images})" for row in report.scored if row.images < FEW_IMAGES])
-    if unlearned := [f"{row.name} ({row.images})" for row in report.scored if row.ap and row.ap.value <= row.share]:
-        count = counted(len(unlearned), "class is", "classes are")
-        sentences.append(f"{count} recognised no better than by chance: {_join_first_names(unlearned)}.")
-    return sentences
-
-
-def _warn_wide_interval(score: Score, report: Report, remedy: str = "") -> list[str]:
-    width = (1.0 if score.high is None else score.high) - (score.low or 0.0)
-    if width <= MAX_INTERVAL_WIDTH:
-        return []
-    return [
-        f"The interval is {100 * width:.0f} points wide because there are only "
-        f"{images_text(report.images, report.groups)} to test on{remedy if report.groups is None else ''}. "
-        "Do not choose between models whose scores differ by less than this width."
-    ]
-
-
-def _warn_few_images(classes: Sequence[str]) -> list[str]:
-    if not classes:
-        return []
-    return [
-        f"{counted(len(classes), 'class has', 'classes have')} fewer than {FEW_IMAGES} test images, too few for a "
-        f"reliable score: {_join_first_names(classes)}."
-    ]
-
-
-def _join_first_names(names: Sequence[str]) -> str:
-    examples = ", ".join(names[:MAX_NAMES])
-    return examples if len(names) <= MAX_NAMES else f"{examples} and {len(names) - MAX_NAMES} more"
 
 
 def reliability_warnings(images: int, unseen: Sequence[str], noun: str, consequence: str) -> list[str]:
