@@ -185,8 +185,10 @@ def multi_label_report(
     values = measure.per_class(np.ones((1, n_images)))[0].tolist()
     columns = thresholds, values, precisions.T, *(mask.sum(0).tolist() for mask in masks)
     rows = []
-    for name, threshold, value, draws, n_known, n_correct, images, predicted in zip(classes, *columns, strict=True):
-        average_precision = None if np.isnan(value) else mirrored_percentile(value, draws)
+    for name, threshold, value, class_draws, n_known, n_correct, images, predicted in zip(
+        classes, *columns, strict=True
+    ):
+        average_precision = None if np.isnan(value) else mirrored_percentile(value, class_draws)
         share = images / n_known if n_known else 0.0
         f1_parts = _precision_recall_f1(n_correct, images, predicted)
         rows.append(MultiLabelRow(name, images, share, average_precision, float(threshold), predicted, *f1_parts))
