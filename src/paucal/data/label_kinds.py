@@ -147,19 +147,15 @@ def _describe_classes(path: Path) -> str:
         if train_list := find_train_list(path):
             return f"a list of images and classes ({train_list.name})"
     names = (open_archive(path) if is_archive(path) else open_folder(path)).classes
-    if (
-        len(names) < 2
-        or are_split_names(names)
-        or {name.lower() for name in names} & set(STRUCTURE_FOLDERS)
-        or _describe_masks(path)
-    ):
+    if not are_class_names(names) or _describe_masks(path):
         return ""
     return f"class folders ({join_first_few(names, MAX_CLASSES_SHOWN)})"
 
 
-def are_split_names(names: Sequence[str]) -> bool:
-    """Return whether all folder names stand for splits (train, val or test), such as `train2017` and `val2017`."""
-    return bool(names) and all(split_in_name(name) for name in names)
+def are_class_names(names: Sequence[str]) -> bool:
+    """Return whether folders may be classes: two or more, not only splits, and none with a name such as `labels`."""
+    are_splits = all(split_in_name(name) for name in names)  # such as `train2017` and `val2017`
+    return len(names) >= 2 and not are_splits and not {name.lower() for name in names} & set(STRUCTURE_FOLDERS)
 
 
 def boxes_note(path: Path) -> str:

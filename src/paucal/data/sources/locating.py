@@ -15,7 +15,7 @@ from paucal.data.classes import valid_text
 from paucal.data.images import evenly_spaced
 from paucal.data.sources.folder import IMAGE_FOLDERS
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
-from paucal.data.splits.part_names import is_named_after_split
+from paucal.data.splits.part_names import split_of_folder
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -128,7 +128,9 @@ def _likely_subfolders(
     """Return subfolders, to `depth` levels, named after images, the split or the table, or without siblings."""
     names = finders.setdefault(folder, FileFinder(folder)).subfolders()
     usual_names = (*IMAGE_FOLDERS, file.stem.lower(), *(("train",) if part == "" else ()))
-    folders = [folder / name for name in names if name.lower() in usual_names or is_named_after_split(name, part)]
+    folders = [
+        folder / name for name in names if name.lower() in usual_names or (part and split_of_folder(name) == part)
+    ]
     if depth == 1:
         return folders
     inner_folders = [_likely_subfolders(subfolder, file, part, finders, depth - 1) for subfolder in folders]

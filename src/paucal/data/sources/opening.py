@@ -8,7 +8,6 @@ from typing import Any, Literal
 import numpy as np
 
 from paucal.data.boxes.opening import (
-    STRUCTURE_FOLDERS,
     find_annotation_files,
     open_annotated_images,
     open_tagged_images,
@@ -16,7 +15,7 @@ from paucal.data.boxes.opening import (
 from paucal.data.classes import with_plain_classes
 from paucal.data.images import Hints, ImageSet
 from paucal.data.label_kinds import (
-    are_split_names,
+    are_class_names,
     boxes_note,
     refuse_masks,
     refuse_non_class_folders,
@@ -45,7 +44,7 @@ from paucal.data.sources.table_columns import find_tables, tables_of_set
 from paucal.data.sources.table_reading import LIST_SUFFIX, TABLE_SUFFIXES
 from paucal.data.sources.tables import find_train_list, open_list, open_tables
 from paucal.data.sources.voc import is_voc, open_voc
-from paucal.data.splits.part_names import PART_BY_WORD, is_named_after_split
+from paucal.data.splits.part_names import split_of_folder
 from paucal.data.stores import ArrayStore, FileStore
 from paucal.data.unreadable import ReportProgress
 from paucal.types import NoLabelsError, UserError
@@ -94,12 +93,7 @@ def open_images(  # noqa: PLR0913 (all arguments are optional)
         >>> len(images), len(images.classes), images.store.read(0).size
         (1797, 10, (8, 8))
     """
-    if (
-        root is not None
-        and not download
-        and not is_published_set(location, root)
-        and not Path(root).expanduser().is_dir()
-    ):
+    if root is not None and not (download or is_published_set(location, root) or Path(root).expanduser().is_dir()):
         raise UserError(f"--data-root: the folder {str(root)!r} does not exist; correct the path, or remove the flag.")
     root_path = None if root is None else Path(root).expanduser()
     options = SourceOptions(
@@ -167,8 +161,8 @@ def _open_one_location(location: str | Path, options: SourceOptions) -> ImageSet
 
 def _with_annotated_classes(location: str, images: ImageSet) -> ImageSet:
     """Return the images of a location, with labels from annotation files if the folders are not classes."""
-    path, names = Path(location).expanduser(), images.classes
-    if len(names) < 2 or {name.lower() for name in names} & set(STRUCTURE_FOLDERS) or are_split_names(names):
+    path = Path(location).expanduser()
+    if not are_class_names(images.classes):
         images = _open_tagged_or_refuse(path) or images
     refuse_non_class_folders(path, images.classes)
     return images
@@ -236,9 +230,7 @@ def _open_classes(path: Path, _: Any, options: SourceOptions) -> ImageSet:
             raise
         return open_tables(tables, options)
     # If train/val/test folders contain no class folders, `open_folder` has read them as classes.
-    may_lack_classes = len(images.classes) < 2 or all(
-        any(is_named_after_split(name, part) for part in set(PART_BY_WORD.values())) for name in images.classes
-    )
+    may_lack_classes = len(images.classes) < 2 or all(map(split_of_folder, images.classes))
     tables = find_tables(path, options) if may_lack_classes else {}
     return open_tables(tables, options) if tables else images
 

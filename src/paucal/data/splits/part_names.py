@@ -92,17 +92,14 @@ def files_of_set(file: Path, accepts: Callable[[Path], bool], noun: str) -> dict
     return {part: files[part] for part in ("train", "val", "test") if part in files} if len(files) > 1 else {"": file}
 
 
-def is_named_after_split(name: str, part: str) -> bool:
-    """Return whether the words of a folder's name stand for this split alone, such as "train" in `train_images`.
+def split_of_folder(name: str) -> str:
+    """Return the split that the words of a folder's name stand for; "" if the words stand for no or several splits.
 
     Example:
-        >>> is_named_after_split("train_images", "train"), is_named_after_split("latest", "test")
-        (True, False)
-        >>> is_named_after_split("Validation", "val")
-        True
+        >>> split_of_folder("train_images"), split_of_folder("Validation"), split_of_folder("latest")
+        ('train', 'val', '')
     """
-    words = _WORD.findall(_INNER_CAPITAL.sub("_", name).lower())
-    return part != "" and only_split(words) == part
+    return only_split(_WORD.findall(_INNER_CAPITAL.sub("_", name).lower()))
 
 
 def only_split(words: Iterable[str], split_by_word: Mapping[str, str] = PART_BY_WORD) -> str:
