@@ -103,11 +103,17 @@ def open_archive(file: Path, labelled: bool = True) -> ImageSet:
     other_suffixes = Counter(os.path.splitext(name)[1].lower() for name in other_names)
     root = shared_folder([entry.name for entry in images], 2)
     entries_by_key = {entry.name.removeprefix(root): entry for entry in images}
+
+    def list_subfolders(folder: str) -> list[str]:
+        prefix = f"{folder}/" if folder else ""
+        relative_keys = (key.removeprefix(prefix) for key in entries_by_key if key.startswith(prefix))
+        return sorted({key.partition("/")[0] for key in relative_keys if "/" in key})
+
     container = ImageContainer(
         name=file.stem,
         location=str(file.resolve()),
         make_store=lambda keys: ArchiveStore(file.resolve(), [entries_by_key[key] for key in keys]),
-        list_subfolders=lambda folder: _list_subfolders(list(entries_by_key), folder),
+        list_subfolders=list_subfolders,
     )
     image_set = open_container(container, list(entries_by_key), other_suffixes, labelled, file.resolve())
     return replace(image_set, notes=(*image_set.notes, *notes))
@@ -222,9 +228,3 @@ def shared_folder(names: list[str], depth: int) -> str:
             break
         shared += f"{next(iter(next_folders))}/"
     return shared
-
-
-def _list_subfolders(keys: list[str], folder: str) -> list[str]:
-    prefix = f"{folder}/" if folder else ""
-    relative_keys = (key.removeprefix(prefix) for key in keys if key.startswith(prefix))
-    return sorted({key.partition("/")[0] for key in relative_keys if "/" in key})

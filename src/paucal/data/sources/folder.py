@@ -83,8 +83,18 @@ def open_container(
         notes.append(f"{counted(len(keys_in_root), 'image')} outside of the folders {_left_out_text(keys_in_root)}")
     keys = [key for key in keys if "/" in key]
     part_folders = [folder for folder in folders if folder.lower() in PART_BY_WORD]
-    if part_folders and _are_parts(part_folders, root, folders, keys):
-        return _open_parts(container, root, part_folders, keys, notes)
+    if part_folders:
+        folders_with_images = {key.split("/")[0] for key in keys}
+        other_folders = [folder for folder in folders if folder not in part_folders and folder in folders_with_images]
+        if not other_folders:
+            return _open_parts(container, root, part_folders, keys, notes)
+        # Beside other folders with images, folders without class folders are classes called "train" or "test".
+        if any(key.count("/") >= 2 for key in keys if key.split("/")[0] in part_folders):
+            parts_text, others_text = _quote_few(part_folders), _quote_few(other_folders)
+            raise UserError(
+                f"{root} has {parts_text} with class folders, and also images in {others_text}; move {others_text} "
+                f"into one of {parts_text}, or out of {root}."
+            )
     if len(part_folders) > 1:
         notes.append(f"{_quote_few(part_folders)} have no class folders, so these folders are read as classes")
     if not folders:
@@ -95,20 +105,6 @@ def open_container(
     classes_of_images = [key.split("/")[0] for key in keys]
     _refuse_empty_classes(root, folders, classes_of_images)
     return _image_set(container, keys, classes_of_images, [""] * len(keys), notes)
-
-
-def _are_parts(part_folders: list[str], root: Path, folders: list[str], keys: list[str]) -> bool:
-    """Return whether folders named after splits are splits, and not classes that are called "train" or "test"."""
-    folders_with_images = {key.split("/")[0] for key in keys}
-    other_folders = [folder for folder in folders if folder not in part_folders and folder in folders_with_images]
-    has_class_folders = any(key.count("/") >= 2 for key in keys if key.split("/")[0] in part_folders)
-    if other_folders and has_class_folders:
-        parts_text, others_text = _quote_few(part_folders), _quote_few(other_folders)
-        raise UserError(
-            f"{root} has {parts_text} with class folders, and also images in {others_text}; move {others_text} into "
-            f"one of {parts_text}, or out of {root}."
-        )
-    return not other_folders
 
 
 def _open_parts(
