@@ -113,9 +113,13 @@ def open_images(  # noqa: PLR0913 (all arguments are optional)
     images = with_plain_classes(images)
     if len(images.classes) < 2:
         path = Path(images.location if is_remote(location) else location).expanduser()
+        subfolders = [entry for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
+        suggestion = "."
+        if len(subfolders) == 1 and sum(entry.is_dir() for entry in subfolders[0].iterdir()) > 1:
+            suggestion = f"; did you mean {subfolders[0]}?"  # the folders in the only subfolder may be the classes
         raise UserError(
             f"{path} has only one class ('{''.join(images.classes)}'), but training a classifier needs at least two "
-            f"class folders{_suggest_subfolder(path)}"
+            f"class folders{suggestion}"
         )
     folder = Path(location).expanduser()
     if len(images) < MAX_IMAGES_SEARCHED and folder.is_dir() and (note := boxes_note(folder)):
@@ -273,14 +277,6 @@ SOURCES = (
            lambda path, options: options.label_column is not None or options.separator is not None, _open_tables_of),
     Source("class folders", "folder", lambda path, options: True, _open_classes),
 )  # fmt: skip
-
-
-def _suggest_subfolder(path: Path) -> str:
-    """Return the end of a message: suggest the only subfolder of a path if the folders inside may be the classes."""
-    subfolders = [entry for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
-    if len(subfolders) == 1 and sum(entry.is_dir() for entry in subfolders[0].iterdir()) > 1:
-        return f"; did you mean {subfolders[0]}?"
-    return "."
 
 
 def open_digits(labelled: bool = True) -> ImageSet:
