@@ -25,11 +25,11 @@ from paucal.evaluation.predictions import predict_all
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.trained import load_trained
 from paucal.runner.console import SilentConsole
-from paucal.runner.images import SplitImages, eval_loader
+from paucal.runner.images import SplitImages, compute_frozen_features, eval_loader
 from paucal.runner.resuming import stored_settings
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
-from paucal.tasks.classification.auto_tune.first_model import classifier_in_features, compute_frozen_features
+from paucal.tasks.classification.auto_tune.first_model import classifier_in_features
 from paucal.tasks.classification.auto_tune.heads import HEADS, compare_heads, fit_mixture
 from paucal.tasks.classification.auto_tune.probe import Head, fit_head
 

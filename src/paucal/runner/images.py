@@ -1,6 +1,7 @@
 """Open, decode, preprocess and load the images of a run."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from paucal.backbones.weights.checkpoints import WeightsPreprocessing, timm_preprocessing
@@ -31,7 +33,9 @@ from paucal.data.sources.opening import BUILT_IN, open_images
 from paucal.data.splits.split import Split
 from paucal.data.views.normalisation import Normalisation, compute_normalisation
 from paucal.distributed import rank, world_size
+from paucal.evaluation.predictions import predict_in_order
 from paucal.evaluation.results import PrimaryMetric, primary_metric
+from paucal.models.features import ClassifierInputExtractor, StageClassifierInputExtractor
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import stored_card
 from paucal.rules.resolve import DataAndMachine, best_device
@@ -293,3 +297,25 @@ def eval_loader(
         world_size=world_size(),
         pin_memory=settings.device == "cuda",
     )
+
+
+def compute_frozen_features(
+    model: nn.Module,
+    data: SplitImages,
+    indices: NDArray[np.int64],
+    preprocess: Preprocessing,
+    settings: JobSettings,
+    advance: Advance | None = None,
+    staged: bool = False,
+    autocast: torch.dtype | None = None,
+) -> Tensor:
+    """Return (N, D) float32 features on the CPU: the inputs of a network's linear classifier for N images.
+
+    The network is moved to the run's device. With `staged`, the pooled feature maps of the last stages are appended,
+    see `StageClassifierInputExtractor`. `autocast` is the dtype of mixed precision; None for float32.
+    """
+    model = model.to(settings.device)
+    inputs = StageClassifierInputExtractor(model, preprocess.image_size) if staged else ClassifierInputExtractor(model)
+    with closing(inputs):
+        loader = eval_loader(data, indices, preprocess, settings)
+        return predict_in_order(inputs, loader, indices, settings.device, advance, autocast)

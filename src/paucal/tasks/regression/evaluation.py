@@ -16,9 +16,8 @@ from paucal.evaluation.predictions import predict_in_order
 from paucal.evaluation.record import ScoreLine, lines_table
 from paucal.metrics.intervals import Score
 from paucal.metrics.regression import RegressionReport, regression_report
-from paucal.models.regression import INTERVAL_LEVEL, IntervalPredictions
+from paucal.models.regression import INTERVAL_LEVEL, IntervalPredictions, RegressionCard
 from paucal.models.trained import TrainedModel
-from paucal.tasks.regression.model import card_of
 from paucal.wording import images_text, percent
 from paucal.writing import csv_text, write_text
 
@@ -51,7 +50,8 @@ def evaluate_regression(
     `loader` reads these images in this order, and `truth` are their (N,) target values. `groups` has the group of each
     image of the data set, or is None if images are independent.
     """
-    card = card_of(model)
+    card = model.card
+    assert isinstance(card, RegressionCard)
     outputs = predict_in_order(model.module, loader, indices, model.device, progress)
     predictions = card.read(outputs[:, 0].double().numpy())
     has_grades, bounds = card.grades is not None, (predictions.low, predictions.high)

@@ -42,7 +42,18 @@ def read_targets(images: ImageSet, column: str, min_targets: int = MIN_TARGETS) 
         )
     cells = images.column_values(column)
     indices = [index for index, cell in enumerate(cells) if not is_missing(cell)]
-    targets = [_parse_number(cells[index], column, images.keys[index]) for index in indices]
+    targets = []
+    for index in indices:
+        try:
+            target = float(cells[index])
+        except ValueError:
+            target = math.nan
+        if not math.isfinite(target):
+            raise UserError(
+                f"--target: {column!r} is {shorten(cells[index], 40)!r} for {shorten(images.keys[index], 80)!r}, "
+                "expected a number: correct the cell, or leave it empty."
+            )
+        targets.append(target)
     if len(indices) < min_targets:
         raise UserError(
             f"--target: {counted(len(indices), 'image')} with a number in {column!r}; expected at least {min_targets}."
@@ -96,19 +107,6 @@ def split_images_with_targets(settings: TrainSettings, images: ImageSet, run: Ru
     # Images with target values have no classes, so `make_split` has split at random.
     description = split.description.replace("cut per class", "cut at random").replace("cut by class", "cut at random")
     return Split(parts, description, split.groups)
-
-
-def _parse_number(cell: str, column: str, key: str) -> float:
-    try:
-        value = float(cell)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise UserError(
-            f"--target: {column!r} is {shorten(cell, 40)!r} for {shorten(key, 80)!r}, expected a number: correct "
-            "the cell, or leave it empty."
-        )
-    return value
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import shlex
 import time
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -14,18 +13,18 @@ from torch import nn
 
 from paucal.backbones.stage_classifier import add_stage_classifier, last_stage_poolings
 from paucal.backbones.weights.checkpoints import timm_preprocessing
-from paucal.evaluation.predictions import predict_in_order
 from paucal.methods.training import resolve_training
 from paucal.methods.training_settings import TrainSettings
 from paucal.metrics.regression import RegressionReport, conformal_half_width
-from paucal.models.features import ClassifierInputExtractor, StageClassifierInputExtractor, linear_classifier
+from paucal.models.features import linear_classifier
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.regression import INTERVAL_LEVEL, RegressionCard
-from paucal.models.trained import TrainedModel, save_trained
+from paucal.models.trained import TrainedModel, load_saved, save_trained
 from paucal.objectives.finetuning import BackboneObjective
 from paucal.report.regression import write_regression_report
 from paucal.rules.resolve import backbone_spec
 from paucal.runner.images import (
+    compute_frozen_features,
     decode_images,
     decode_options_for_size,
     eval_loader,
@@ -65,7 +64,6 @@ from paucal.tasks.regression.images import (
     require_grades,
     split_images_with_targets,
 )
-from paucal.tasks.regression.model import load_regressor
 from paucal.training import Optimization, Outcome, Plan
 from paucal.types import Batch, LossTerms, Progress, UserError
 from paucal.wording import counted
@@ -91,7 +89,7 @@ class RegressionResult(EvaluatedRun):
     @property
     def model(self) -> TrainedModel:  # type: ignore[override]
         """The model on the CPU; `model.probabilities` returns (N, 1) predicted values in the unit of the target."""
-        return load_regressor(self.folder)
+        return TrainedModel(*load_saved(self.folder, RegressionCard))
 
 
 class FrozenNetwork(BackboneObjective):
@@ -269,12 +267,11 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         """Fit the regression to the training images, and evaluate the model once on the test images."""
         start_time, settings, data = time.monotonic(), setup.settings, setup.data
         network, train = setup.objective.deployable().to(settings.device), data.split_indices("train")
-        size, truth, grades = setup.card.backbone.image_size, data.targets[train], None
-        has_maps = bool(last_stage_poolings(network, size))
-        inputs = StageClassifierInputExtractor(network, size) if has_maps else ClassifierInputExtractor(network)
-        with closing(inputs), console.progress("features") as advance:
-            loader = eval_loader(data, train, setup.card.preprocessing, settings)
-            features = predict_in_order(inputs, loader, train, settings.device, advance).double().numpy()
+        size, preprocess = setup.card.backbone.image_size, setup.card.preprocessing
+        has_maps, truth, grades = bool(last_stage_poolings(network, size)), data.targets[train], None
+        with console.progress("features") as advance:
+            features = compute_frozen_features(network, data, train, preprocess, settings, advance, staged=has_maps)
+        features = features.double().numpy()
         network, fitted, reads_stages = _fit_best_ridge(network.cpu(), size, features, truth, settings.seed)
         if settings.ordinal:
             lowest, highest = int(data.targets.min()), int(data.targets.max())
@@ -284,7 +281,7 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         statistics = {"mean": float(truth.mean()), "deviation": float(truth.std()) or 1.0}
         card = replace(setup.card, half_width=half_width, **statistics, grades=grades, reads_stages=reads_stages)
         save_trained(run, network, card)
-        model, part = load_regressor(run, settings.device), data.split_indices("test")
+        model, part = TrainedModel(*load_saved(run, RegressionCard, settings.device)), data.split_indices("test")
         truth, groups = data.targets[part], data.split.groups
         with console.progress("testing") as advance:
             loader = eval_loader(data, part, model.card.preprocessing, settings)

@@ -9,6 +9,8 @@ import numpy as np
 from paucal.data.loader import inference_batch_size, make_eval_loader
 from paucal.metrics.intervals import Score
 from paucal.metrics.regression import RegressionReport
+from paucal.models.regression import RegressionCard
+from paucal.models.trained import TrainedModel, load_saved
 from paucal.runner.console import Console
 from paucal.runner.images import load_images
 from paucal.runs import open_model_folder
@@ -21,7 +23,6 @@ from paucal.tasks.regression.evaluation import (
     write_scores,
 )
 from paucal.tasks.regression.images import read_targets
-from paucal.tasks.regression.model import card_of, load_regressor
 from paucal.types import UserError
 from paucal.verbs.eval.images import choose_images, print_notes, report_folder
 from paucal.verbs.eval.settings import EvalSettings
@@ -52,8 +53,8 @@ class NumberedSet:
 def evaluate_regressor(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[NumberedSet]:
     """Evaluate the model of a run on each set of images with target values, by default on the run's test images."""
     run = open_model_folder(model)
-    regressor, results = load_regressor(run, settings.device), []
-    preprocess = regressor.card.preprocessing
+    module, card, device = load_saved(run, RegressionCard, settings.device)
+    regressor, preprocess, results = TrainedModel(module, card, device), card.preprocessing, []
     if not data and not run.config.exists():
         raise UserError(f"{str(run.path)!r} does not name its training images: give DATA.")
     for target in data or [None]:
@@ -63,7 +64,7 @@ def evaluate_regressor(model: str, data: Sequence[str], settings: EvalSettings, 
         data_settings = LabelledDataSettings(**{"data": str(source.get("data", "")), **opening_settings})
         with console.progress("reading images") as advance:
             all_images = load_images(data_settings, advance, labelled=False, reading=preprocess.decode_options)
-        images, targets = read_targets(all_images, card_of(regressor).target, min_targets=2)
+        images, targets = read_targets(all_images, card.target, min_targets=2)
         selection = choose_images(run, images, settings.part, target)
         print_notes(console, images, preprocess.decode_options, selection)
         indices = np.asarray(selection.positions, dtype=np.int64)

@@ -15,7 +15,6 @@ from paucal.models.regression import RegressionCard
 from paucal.models.trained import TrainedModel
 from paucal.runner.console import Console
 from paucal.runner.input_images import InputImages
-from paucal.tasks.regression.model import card_of
 from paucal.verbs.predict.answers import TableList, predict_batches
 from paucal.verbs.predict.settings import PredictSettings
 from paucal.writing import csv_text
@@ -68,7 +67,8 @@ def predict_target_values(
     model: TrainedModel, pictures: InputImages, settings: PredictSettings, console: Console, features: bool = False
 ) -> RegressionPredictions:
     """Predict the target value of each image; the first three arguments come from `open_pictures`."""
-    card, rows = card_of(model), RegressionPredictions()
+    card, rows = model.card, RegressionPredictions()
+    assert isinstance(card, RegressionCard)
     for block in predict_batches(model, pictures, settings, console, features=features):
         rows += regression_rows(card, list(compress(block.names, block.readable)), block.shares, block.features)
     return rows
