@@ -1,7 +1,7 @@
 """Assembly of a pre-training run from its settings and its images, with the crops that the run compares."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -156,7 +156,10 @@ def _build_objective(settings: PretrainSettings, channels: int) -> tuple[Objecti
     groups = make_crop_groups(settings, height_and_width(settings.img_size))
     with seeded_random_weights(settings.seed):
         spec, notes = backbone_spec(settings, 0, channels)
-        notes = [*check_memory(settings, spec, relative_pixels(groups)), *notes]
+        pixels = [math.prod(group.sides or ()) for group in groups]
+        # Number of pixels in all crops of an image, divided by the number of pixels in a global crop.
+        relative_pixels = sum(group.count * area for group, area in zip(groups, pixels, strict=True)) / pixels[0]
+        notes = [*check_memory(settings, spec, relative_pixels), *notes]
         return method_of(settings).build(settings, spec, groups), spec, notes
 
 
@@ -275,12 +278,6 @@ def describe_crops(settings: PretrainSettings) -> str:
     return " and ".join(
         f"{counted(group.count, 'crop')} of {'x'.join(map(str, group.sides or ()))}" for group in groups
     )
-
-
-def relative_pixels(groups: Sequence[Crops]) -> float:
-    """Return the number of pixels in all crops of an image, divided by the number of pixels in a global crop."""
-    pixels = [math.prod(group.sides or ()) for group in groups]
-    return sum(group.count * area for group, area in zip(groups, pixels, strict=True)) / pixels[0]
 
 
 def _scale_range(name: str, values: list[float] | None) -> tuple[float, float]:

@@ -34,7 +34,7 @@ from paucal.settings.shared import DataSettings
 from paucal.settings.values import with_settings_signature
 from paucal.tasks.pretraining.assembly import PretrainingSetup, assemble, describe_crops, make_crop_transforms
 from paucal.tasks.pretraining.monitor import KNN_SCORE
-from paucal.tasks.pretraining.stage_watch import StageWatch, add_parameters, lacks_parameters
+from paucal.tasks.pretraining.stage_watch import StageWatch, add_missing_parameters
 from paucal.training import Optimization, Outcome, Validation, WarmupThenCosine
 from paucal.wording import counted, percent
 
@@ -113,8 +113,8 @@ class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
         """Open the images, choose the settings that were not given, and build the objective of the run's stage."""
         setup = assemble(settings, origins, bars, run)
         # Only the first process rewrites the checkpoint; the other processes do not have the path of the run yet.
-        if run is not None and is_rank_zero() and lacks_parameters(run, setup.objective):
-            add_parameters(run, setup.objective)
+        if run is not None and is_rank_zero() and run.last.exists():
+            add_missing_parameters(run, setup.objective)
         return setup
 
     def describe_data(self, setup: PretrainingSetup) -> list[str]:

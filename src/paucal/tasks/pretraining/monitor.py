@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from paucal.backbones import FeatureBackbone
 from paucal.backbones.layout import Size
-from paucal.data.decode import DecodeOptions
-from paucal.data.images import ImageSet
 from paucal.data.loader import CachedBatches, inference_batch_size, make_eval_loader
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import make_split
@@ -50,7 +48,20 @@ def open_monitor(settings: PretrainSettings, preprocess: Preprocessing) -> Monit
             f"--monitor-images is {settings.monitor_images}; expected at least {QUERY_EVERY}, preferably some "
             "thousands."
         )
-    images, bank, queries = _open_monitor_images(settings, settings.monitor, preprocess.decode_options)
+    max_images, seed = settings.monitor_images, settings.seed
+    with _explain_missing_labels():
+        images = open_images(settings.monitor, root=settings.data_root)
+        if not images.has_single_labels:
+            raise UserError(f"{images.location} has images without a label")
+    try:
+        images = decode_images(images, settings, preprocess.decode_options)
+    except UserError as problem:
+        raise UserError(f"--monitor: {problem}") from problem
+    with _explain_missing_labels():
+        # The monitor selects no model, so no validation images are split off, and more images can serve as neighbours.
+        data = evaluation_data(images, make_split(images, seed, val_fraction=0.0))
+    queries = balanced_sample(data.labels, data.split_positions["test"], max(1, max_images // QUERY_EVERY), seed)
+    bank = balanced_sample(data.labels, data.split_positions["train"], max_images - len(queries), seed)
     indices, batch_size = np.concatenate([bank, queries]), inference_batch_size(preprocess.image_size, settings.device)
     height, width = preprocess.image_size
     batches = CachedBatches(
@@ -80,26 +91,6 @@ class _PooledFeatures(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return (B, D) features of (B, C, H, W) images."""
         return self.backbone(images).pooled
-
-
-def _open_monitor_images(
-    settings: PretrainSettings, location: str, reading: DecodeOptions
-) -> tuple[ImageSet, NDArray[np.int64], NDArray[np.int64]]:
-    """Return the images, the indices of the neighbours, and the indices of the queries."""
-    max_images, seed = settings.monitor_images, settings.seed
-    with _explain_missing_labels():
-        images = open_images(location, root=settings.data_root)
-        if not images.has_single_labels:
-            raise UserError(f"{images.location} has images without a label")
-    try:
-        images = decode_images(images, settings, reading)
-    except UserError as problem:
-        raise UserError(f"--monitor: {problem}") from problem
-    with _explain_missing_labels():
-        # The monitor selects no model, so no validation images are split off, and more images can serve as neighbours.
-        data = evaluation_data(images, make_split(images, seed, val_fraction=0.0))
-    queries = balanced_sample(data.labels, data.split_positions["test"], max(1, max_images // QUERY_EVERY), seed)
-    return images, balanced_sample(data.labels, data.split_positions["train"], max_images - len(queries), seed), queries
 
 
 @contextmanager

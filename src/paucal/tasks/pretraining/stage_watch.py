@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
 
 from paucal.evaluation.collapse import Verdict, grace_period
 from paucal.methods.contract import RunScale
@@ -77,10 +76,18 @@ class CollapseWatcher:
             self.healthy_epoch = epoch
         previous_kind, kind = (None if verdict is None else verdict.kind for verdict in (previous, self.verdict))
         if kind != previous_kind:
-            sentence = "the signs of collapse are gone." if self.verdict is None else self.verdict.sentence
+            if self.verdict is None:
+                sentence = "the signs of collapse are gone."
+                lines = [f"epoch {epoch:g}: the signs of {previous_kind} are gone"]
+            else:
+                sentence, since = self.verdict.sentence, ""
+                if self.healthy_epoch is not None:
+                    since = f"; the last healthy epoch was {self.healthy_epoch:g}"
+                reaction = f"  {self.verdict.advice} {REACTION_TEXTS[self.on_collapse]}"
+                lines = [f"epoch {epoch:g}: {sentence.rstrip('.')}{since}.", reaction]
             self._history.append({"epoch": epoch, "kind": kind, "sentence": sentence})
-            if not silent:
-                self._report_change(epoch, previous_kind)
+            for line in () if silent else lines:
+                self._say(line)
         return self.verdict
 
     @property
@@ -91,14 +98,6 @@ class CollapseWatcher:
     def history(self) -> list[dict[str, Any]]:
         """Return a dict for each change of the diagnosis: "epoch", "kind" (None if healthy again) and "sentence"."""
         return [dict(entry) for entry in self._history]
-
-    def _report_change(self, epoch: float, previous_kind: str | None) -> None:
-        if self.verdict is None:
-            self._say(f"epoch {epoch:g}: the signs of {previous_kind} are gone")
-            return
-        since = "" if self.healthy_epoch is None else f"; the last healthy epoch was {self.healthy_epoch:g}"
-        self._say(f"epoch {epoch:g}: {self.verdict.sentence.rstrip('.')}{since}.")
-        self._say(f"  {self.verdict.advice} {REACTION_TEXTS[self.on_collapse]}")
 
 
 class StageWatch(EpochListener[PretrainingSetup]):
@@ -111,11 +110,11 @@ class StageWatch(EpochListener[PretrainingSetup]):
         self.run = run
         settings, self.method = setup.settings, method_of(setup.settings)
         scale = health_scale(setup)
-
-        def get_verdict(rows: Sequence[Mapping[str, float]], patience: int | None) -> Verdict | None:
-            return self.method.find_collapse(settings, rows, scale, patience)
-
-        self.watcher = CollapseWatcher(settings.on_collapse, get_verdict, console.say)
+        self.watcher = CollapseWatcher(
+            settings.on_collapse,
+            lambda rows, patience: self.method.find_collapse(settings, rows, scale, patience),
+            console.say,
+        )
         self._verdict: Verdict | None = None
         self._stage_ends = False
         # The monitor's scores at the start of the run and after the newest epoch.
@@ -164,11 +163,25 @@ class StageWatch(EpochListener[PretrainingSetup]):
         return [*self.rollbacks, *self.watcher.history()]
 
     def advance_stage(self) -> None:
-        """Roll back, or start the next stage; called on the first process only."""
-        if self._can_roll_back():
-            self._roll_back()
-        else:
+        """Restore the last healthy checkpoint after a collapse, else start the next stage (first process only)."""
+        if not self._can_roll_back():
             self.console.say(self.method.next_stage_message)
+            return
+        verdict = self._verdict
+        assert verdict is not None
+        settings, origins = self.setup.settings, dict(self.setup.origins)
+        link_or_copy(self.run.last.with_name(HEALTHY_CHECKPOINT), self.run.last)
+        entry = {"epoch": self.run.read_rows()[-1]["epoch"], "kind": verdict.kind, "sentence": verdict.sentence}
+        reason = f"rollback {len(self.rollbacks) + 1}, after {verdict.kind}"
+        # Store settings that counteract the collapse.
+        changes = self.method.settings_after_collapse(settings, verdict.kind)
+        store_changes(self.run, replace(settings, **changes), origins | dict.fromkeys(changes, reason))
+        config = self.run.read_yaml(self.run.config.name)
+        self.run.write_yaml(self.run.config.name, {**config, ROLLBACKS_KEY: [*self.rollbacks, entry]})
+        # The metrics of epochs after the healthy checkpoint must not affect later verdicts.
+        self.run.write_rows(checkpoint_rows(self.run.last))
+        values = ", ".join(f"{name.replace('_', ' ')} {value:.5g}" for name, value in changes.items())
+        self.console.say(f"{reason}: back to the last healthy state, with {values}")
 
     def stop_message(self) -> list[str]:
         """Return lines that say why the run was stopped and what to do; empty if the run was not stopped."""
@@ -195,24 +208,6 @@ class StageWatch(EpochListener[PretrainingSetup]):
         has_healthy_state = self.run.last.with_name(HEALTHY_CHECKPOINT).exists()
         return collapsed and len(self.rollbacks) < MAX_ROLLBACKS and has_healthy_state
 
-    def _roll_back(self) -> None:
-        """Restore the last healthy checkpoint, and store settings that counteract the collapse."""
-        verdict = self._verdict
-        assert verdict is not None
-        settings, origins = self.setup.settings, dict(self.setup.origins)
-        link_or_copy(self.run.last.with_name(HEALTHY_CHECKPOINT), self.run.last)
-        rows = self.run.read_rows()
-        entry = {"epoch": rows[-1]["epoch"], "kind": verdict.kind, "sentence": verdict.sentence}
-        reason = f"rollback {len(self.rollbacks) + 1}, after {verdict.kind}"
-        changes = self.method.settings_after_collapse(settings, verdict.kind)
-        store_changes(self.run, replace(settings, **changes), origins | dict.fromkeys(changes, reason))
-        config = self.run.read_yaml(self.run.config.name)
-        self.run.write_yaml(self.run.config.name, {**config, ROLLBACKS_KEY: [*self.rollbacks, entry]})
-        # The metrics of epochs after the healthy checkpoint must not affect later verdicts.
-        self.run.write_rows(checkpoint_rows(self.run.last))
-        values = ", ".join(f"{name.replace('_', ' ')} {value:.5g}" for name, value in changes.items())
-        self.console.say(f"{reason}: back to the last healthy state, with {values}")
-
 
 def expects_healthy_start(setup: PretrainingSetup) -> bool:
     """Return whether the run starts from trained weights, with a method whose health metrics need no trained heads."""
@@ -229,18 +224,12 @@ def health_scale(setup: PretrainingSetup) -> RunScale:
     return RunScale(dim, settings.batch_size, grace)
 
 
-def lacks_parameters(run: RunFolder, objective: nn.Module) -> bool:
-    """Return whether the run has a checkpoint in which parameters of an objective are missing."""
-    if not run.last.exists():
-        return False
-    saved_state = load_checkpoint(run.last)["state_dict"]
-    return any(OBJECTIVE_PREFIX + name not in saved_state for name in objective.state_dict())
-
-
-def add_parameters(run: RunFolder, objective: Objective) -> None:
-    """Add the missing parameters of an objective to a run's checkpoint, so that the objective can resume from it."""
+def add_missing_parameters(run: RunFolder, objective: Objective) -> None:
+    """Add parameters of an objective that a run's checkpoint lacks, so that the objective can resume from it."""
     state = load_checkpoint(run.last)
     parameters = {OBJECTIVE_PREFIX + name: value for name, value in objective.state_dict().items()}
+    if parameters.keys() <= state["state_dict"].keys():
+        return
     state["state_dict"] = {name: state["state_dict"].get(name, value) for name, value in parameters.items()}
     state["optimizer_states"] = [_renumber(optimizer_state, objective) for optimizer_state in state["optimizer_states"]]
     write_atomically(run.last, lambda file: torch.save(state, file))
