@@ -180,27 +180,19 @@ def train_cell(cell: Cell, threads: int, console: Console | None = None) -> bool
     torch.set_num_threads(threads)
     cell_console = SilentConsole() if console is None else CellConsole(console)
     if not cell.run.finished:
-        if not _finish_initial_weights(cell, threads):
-            return False
+        # The cell that trains the initial weights has usually ended already, except if another call added a seed to the
+        # grid while this worker was busy. It is then computed here, or by another worker.
+        start = initial_weights_cell(cell)
+        while start is not None and not state_of(start).is_final:
+            outcome = compute_next([start], train_cell, threads)
+            if outcome is False:
+                return False
+            if outcome is None:
+                time.sleep(POLL_SECONDS)
         if cell.verb != EVAL and not _train(cell, cell_console):
             return False
     if cell.is_evaluated:
         _evaluate(cell, cell_console)
-    return True
-
-
-def _finish_initial_weights(cell: Cell, threads: int) -> bool:
-    """Wait until the cell that trains the initial weights of `cell` ends, or compute it; return False after a signal.
-
-    That cell has usually ended already, except if another call added a seed to the grid while this worker was busy.
-    """
-    start = initial_weights_cell(cell)
-    while start is not None and not state_of(start).is_final:
-        outcome = compute_next([start], train_cell, threads)
-        if outcome is False:
-            return False
-        if outcome is None:
-            time.sleep(POLL_SECONDS)
     return True
 
 

@@ -3,8 +3,7 @@
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from paucal.reading import read_text
 from paucal.runs.folder import read_scores
 from paucal.types import UserError
 from paucal.verbs.compare.grid import Cell, Grid, State, cells_of, compared_cells, state_of, validation_score
-from paucal.verbs.compare.settings import Arm, baseline_of, short_names
+from paucal.verbs.compare.settings import Arm, baseline_of
 
 MAX_BYTES = 1 << 30  # size limit of a predictions file; enough for a million images and a hundred classes
 # File of the test scores below the run folder, by command.
@@ -110,7 +109,9 @@ def read_grid_results(grid: Grid) -> GridResults:
             except (UserError, OSError, KeyError, TypeError, ValueError) as problem:
                 unreadable[cell.name] = str(problem)
     rates = {cell.arm: cell.rate for cell in compared}
-    names = dict(zip(grid.arms, short_names(grid.arms), strict=True))
+    # A model or fraction of images that all arms have in common is omitted from their names.
+    common = [name for name in ("model", "share") if len({getattr(arm, name) for arm in grid.arms}) == 1]
+    names = {arm: replace(arm, **dict.fromkeys(common)).name for arm in grid.arms}
     arms = []
     for arm, seed_outcomes in outcomes.items():
         scores = {}
@@ -202,14 +203,14 @@ def scores_of(cell: Cell) -> Scores:
         values = {**values, **intervals} if isinstance(values, dict) and isinstance(intervals, dict) else None
     if not isinstance(values, dict):
         raise UserError(f"{str(cell.run.path / name)!r} is damaged: remove the run folder and run again.")
-    scores = {key: _score_numbers(value) for key, value in values.items()}
-    return {**{key: score for key, score in scores.items() if "trained" in score}, **evaluation}
-
-
-def _score_numbers(score: Any) -> dict[str, float]:
-    """Convert a stored score (dict or number) to the keys of `scores_of`; omit "low" and "high" if one is missing."""
-    names = {"value": "trained", "low": "low", "high": "high"}
-    score = score if isinstance(score, dict) else {"value": score}
-    values = {names[key]: value for key, value in score.items() if key in names}
-    numbers = {key: float(v) for key, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    return numbers if {"low", "high"} <= set(numbers) else {k: v for k, v in numbers.items() if k == "trained"}
+    names, scores = {"value": "trained", "low": "low", "high": "high"}, {}
+    for key, stored in values.items():
+        stored = stored if isinstance(stored, dict) else {"value": stored}
+        score = {
+            name: float(stored[stored_name])
+            for stored_name, name in names.items()
+            if isinstance(stored.get(stored_name), int | float) and not isinstance(stored[stored_name], bool)
+        }
+        if "trained" in score:  # an interval needs both ends
+            scores[key] = score if len(score) == 3 else {"trained": score["trained"]}
+    return {**scores, **evaluation}

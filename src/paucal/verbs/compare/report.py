@@ -288,9 +288,22 @@ def terminal_table(findings: GridResults) -> Table:
 
 def write_tables(folder: Path, findings: GridResults) -> None:
     """Write `runs.csv` (a row per run), `arms.csv` (a row per arm) and `differences.csv`."""
-    arms = [_arm_csv_row(arm) for arm in findings.arms]
-    differences = [_difference_csv_row(arm, arm.gain) for arm in findings.arms if arm.gain is not None]
-    tables = {"runs": _run_csv_rows(findings), "arms": arms, "differences": differences}
+    tables: dict[str, list[dict[str, Any]]] = {"runs": _run_csv_rows(findings), "arms": [], "differences": []}
+    for arm in findings.arms:
+        row: dict[str, Any] = {"arm": arm.arm.name, "seeds": len(arm.outcomes), "lr": arm.rate}
+        for name, over_seeds in arm.scores.items():
+            row |= {f"test_{name}": over_seeds.score.value, f"test_{name}_sd": over_seeds.deviation}
+            row |= {f"test_{name}_low": over_seeds.score.low, f"test_{name}_high": over_seeds.score.high}
+        means = ("validation", "epochs", "seconds", "epoch_seconds", "parameters", "macs")
+        tables["arms"].append({**row, **{name: arm.mean(name) for name in means}})
+        if (gain := arm.gain) is None:
+            continue
+        row = {"arm": arm.name, "against": arm.baseline, "seeds": len(gain.by_seed.values), "images": gain.images}
+        row |= {"groups": gain.groups, "difference": gain.value, "sd": gain.by_seed.deviation}
+        for name, score in (("seeds", gain.by_seed.score), ("images", gain.over_images), ("both", gain.both)):
+            row |= {f"low_{name}": score.low, f"high_{name}": score.high}
+        row |= {"clear": int(gain.clear), "seeds_needed": gain.seeds_needed, "images_needed": gain.images_needed}
+        tables["differences"].append(row)
     for name, rows in tables.items():
         header = list(dict.fromkeys(key for row in rows for key in row))
         write_text(folder / f"{name}.csv", csv_text(header, *([row.get(key) for key in header] for row in rows)))
@@ -314,27 +327,3 @@ def _run_csv_rows(findings: GridResults) -> list[dict[str, Any]]:
             row |= {"val_top1": outcome.validation, **{f"test_{name}": v for name, v in outcome.scores.items()}}
         rows.append(row)
     return rows
-
-
-def _arm_csv_row(arm: ArmOutcome) -> dict[str, Any]:
-    row: dict[str, Any] = {"arm": arm.arm.name, "seeds": len(arm.outcomes), "lr": arm.rate}
-    for name, over_seeds in arm.scores.items():
-        row[f"test_{name}"], row[f"test_{name}_sd"] = over_seeds.score.value, over_seeds.deviation
-        row |= {f"test_{name}_low": over_seeds.score.low, f"test_{name}_high": over_seeds.score.high}
-    means = ("validation", "epochs", "seconds", "epoch_seconds", "parameters", "macs")
-    return {**row, **{name: arm.mean(name) for name in means}}
-
-
-def _difference_csv_row(arm: ArmOutcome, gain: Difference) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "arm": arm.name,
-        "against": arm.baseline,
-        "seeds": len(gain.by_seed.values),
-        "images": gain.images,
-        "groups": gain.groups,
-        "difference": gain.value,
-        "sd": gain.by_seed.deviation,
-    }
-    for name, score in (("seeds", gain.by_seed.score), ("images", gain.over_images), ("both", gain.both)):
-        row |= {f"low_{name}": score.low, f"high_{name}": score.high}
-    return {**row, "clear": int(gain.clear), "seeds_needed": gain.seeds_needed, "images_needed": gain.images_needed}

@@ -59,8 +59,15 @@ def _run_until_final(grid: Grid, grid_settings: GridSettings, resume_command: st
     console.say(f"results go to {grid.folder}; {hint}")
     if grid_settings.on == "here" and grid_settings.jobs == 1:
         return work(grid.folder, lambda cell, threads: train_cell(cell, threads, console), reporter.report)
+    device = grid.shared.get("device")
     while True:
-        team = _start_team(grid, grid_settings)
+        if grid_settings.on == "slurm":
+            team = SlurmWorkers(grid.folder, grid_settings.jobs, grid_settings.slurm)
+        elif grid_settings.on == "ray":
+            team = RayWorkers(grid.folder, grid_settings.jobs, grid.threads, device)
+        else:
+            own_device = device or ("cuda" if torch.cuda.is_available() else None)
+            team = ProcessWorkers(grid.folder, grid_settings.jobs, grid.threads, own_device)
         console.say(f"started {team.describe()}")
         try:
             while team.count_unfinished():
@@ -75,16 +82,6 @@ def _run_until_final(grid: Grid, grid_settings: GridSettings, resume_command: st
         if not team.n_lost:
             return False
         console.say(f"note: {counted(team.n_lost, 'worker')} crashed; starting new workers")
-
-
-def _start_team(grid: Grid, grid_settings: GridSettings) -> "ProcessWorkers | SlurmWorkers | RayWorkers":
-    device = grid.shared.get("device")
-    if grid_settings.on == "slurm":
-        return SlurmWorkers(grid.folder, grid_settings.jobs, grid_settings.slurm)
-    if grid_settings.on == "ray":
-        return RayWorkers(grid.folder, grid_settings.jobs, grid.threads, device)
-    device = device or ("cuda" if torch.cuda.is_available() else None)
-    return ProcessWorkers(grid.folder, grid_settings.jobs, grid.threads, device)
 
 
 def require_workers(on: str, slurm: Sequence[str] | None = None, count: int = 1) -> None:

@@ -95,7 +95,15 @@ def make_arms(grid_settings: GridSettings, named: Mapping[str, Mapping[str, Any]
         for word, count in Counter(words).items():
             if count > 1:
                 raise UserError(f"{flag}: {word!r} is given twice: remove one of them.")
-    shares = [(word, _settings_of_share(word)) for word in labels] if labels is not None else [(None, {})]
+    shares: list[tuple[str | None, dict[str, Any]]] = [(None, {})] if labels is None else []
+    for word in labels or ():
+        percentage = re.fullmatch(r"(\d+(?:\.\d+)?)%", word.strip())
+        if percentage is None or not 0 < float(percentage[1]) <= 100:
+            raise UserError(
+                f"--labels: expected fractions of the training images such as 10%, got {word!r}; label maps need an "
+                "arm: --arms 'maps: --method token-labeling --labels FOLDER'."
+            )
+        shares.append((word, {} if float(percentage[1]) == 100 else {"fraction": float(percentage[1]) / 100}))
     arms = []
     for (share, fraction), model, (way, settings) in product(shares, models if models is not None else [None], ways):
         varied = {**({} if model is None else {"model": model}), **fraction}
@@ -105,23 +113,6 @@ def make_arms(grid_settings: GridSettings, named: Mapping[str, Mapping[str, Any]
     if not arms:
         raise UserError("there is nothing to compare: give --methods, --models and --labels at least one entry each.")
     return tuple(arms)
-
-
-def _settings_of_share(text: str) -> dict[str, Any]:
-    percentage = re.fullmatch(r"(\d+(?:\.\d+)?)%", text.strip())
-    if percentage is None or not 0 < float(percentage[1]) <= 100:
-        raise UserError(
-            f"--labels: expected fractions of the training images such as 10%, got {text!r}; label maps need an arm: "
-            "--arms 'maps: --method token-labeling --labels FOLDER'."
-        )
-    return {} if float(percentage[1]) == 100 else {"fraction": float(percentage[1]) / 100}
-
-
-def short_names(arms: Sequence[Arm]) -> list[str]:
-    """Return unique names of the arms; a model or fraction of images that all arms have in common is omitted."""
-    same_model = len({arm.model for arm in arms}) == 1
-    same_share = len({arm.share for arm in arms}) == 1
-    return [Arm(arm.way, None if same_model else arm.model, None if same_share else arm.share, {}).name for arm in arms]
 
 
 def baseline_of(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
