@@ -3,7 +3,6 @@
 import warnings
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -55,13 +54,6 @@ def count_model(name: str, side: int, model_args: tuple[str, ...], classes: int)
     cost = image_cost(name, (side, side), arguments)
     model = build_empty(name, arguments).eval()
     params = sum(parameter.numel() for parameter in model.parameters()) / 1e6
-    operations = _count_operations(model, side)
-    gmacs = None if cost is None else cost.macs / 1e9
-    return ModelCost(params, gmacs, None if operations is None else operations / 2e9)
-
-
-def _count_operations(model: Any, side: int) -> int | None:
-    """Return the operations of a forward pass, two per multiply-add; None if the counter fails on the model."""
     counter = FlopCounterMode(display=False)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
@@ -70,8 +62,10 @@ def _count_operations(model: Any, side: int) -> int | None:
             with counter:
                 model(images)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError):
-            return None
-    return counter.get_total_flops()
+            gmacs_all = None  # the counter fails on some other models
+        else:
+            gmacs_all = counter.get_total_flops() / 2e9  # two operations per multiply-add
+    return ModelCost(params, None if cost is None else cost.macs / 1e9, gmacs_all)
 
 
 @lru_cache(maxsize=64)

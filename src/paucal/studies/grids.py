@@ -19,7 +19,6 @@ from paucal.models.named import random_backbone
 from paucal.recipes.segmentation import SCALES
 from paucal.rules.resolve import device_or_best, model_arguments
 from paucal.runner.console import Console
-from paucal.runs.folder import is_grid_folder
 from paucal.studies.call import Call, DataLocations, with_starts
 from paucal.studies.descriptions import describe_run, describe_settings
 from paucal.studies.plan import PlannedRun, initial_weights_settings
@@ -35,7 +34,6 @@ from paucal.verbs.compare.grid import (
     STARTS,
     Grid,
     cells_of,
-    read_grid,
     state_of,
     verb_settings,
 )
@@ -76,8 +74,15 @@ def prepare_grids(call: Call) -> list[Grid]:
         runs = [run for run in call.runs if run.data == data]
         shared = {**call.locations.shared, "data": call.locations.by_name[data]}
         images = None if kind == "train" else open_images(EVAL if kind == "frozen" else kind, shared, console)
-        settings = [_arm_settings(call, run, shared, images) for run in runs]
-        arms = [Arm(run.name, None, None, values, run.against) for run, values in zip(runs, settings, strict=True)]
+        arms = []
+        for run in runs:
+            if images is None:
+                settings = _training_settings(call, run, shared)
+            elif kind == "pretrain":
+                settings = _pretraining_settings(call, run, images)
+            else:
+                settings = _feature_settings(call, run) if kind == "frozen" else _transfer_settings(call, run, images)
+            arms.append(Arm(run.name, None, None, settings, run.against))
         if small is not None and kind == "train" and any(row.maps for row in study.rows_at(small)):
             # All rows use the split of the teacher that made the label maps, even if only some rows are requested.
             arms = _add_label_maps(call, arms, [run.row.maps for run in runs], small, shared)
@@ -87,16 +92,6 @@ def prepare_grids(call: Call) -> list[Grid]:
         timing = (images, feature_timer, prepare_first)
         grids.append(prepare_grid(call.grid_settings(call.folder / data), arms, shared, call.command, console, *timing))
     return grids
-
-
-def _arm_settings(call: Call, run: PlannedRun, shared: Mapping[str, Any], images: GridImages | None) -> dict[str, Any]:
-    if images is None:
-        return _training_settings(call, run, shared)
-    if call.study.kind == "pretrain":
-        return _pretraining_settings(call, run, images)
-    if call.study.kind == "frozen":
-        return _feature_settings(call, run)
-    return _transfer_settings(call, run, images)
 
 
 def _training_settings(call: Call, run: PlannedRun, shared: Mapping[str, Any]) -> dict[str, Any]:
@@ -279,11 +274,6 @@ def with_start_images(locations: DataLocations, small: Scale, settings: StudySet
     image_root = draw_data_sets(folder / DRAWN_FOLDER, small.images, small.side).resolve()
     location_of = {**locations.by_name, small.data: str(image_root / small.data)}
     return replace(locations, by_name=location_of, start_images=str(image_root / START_DIGITS))
-
-
-def read_starts(folder: Path) -> list[Grid]:
-    """Return the stored grids of runs that train initial weights; the grid that trains with labels comes first."""
-    return [read_grid(folder / STARTS / verb) for verb in START_COMMANDS if is_grid_folder(folder / STARTS / verb)]
 
 
 def prepare_initial_weights(call: Call, rows: Grid) -> None:

@@ -18,7 +18,7 @@ from paucal.settings.values import settings_from_keywords, with_settings_signatu
 from paucal.studies import tables
 from paucal.studies.call import PAGE_FILE, Call, find_locations, require_runnable, study_folder, with_given_images
 from paucal.studies.descriptions import caveats, describe_scale, format_hours, gpu_hours, without_jobs_0
-from paucal.studies.grids import prepare_grids, read_starts, shown_settings, with_start_images
+from paucal.studies.grids import START_COMMANDS, prepare_grids, shown_settings, with_start_images
 from paucal.studies.numbers import RESULTS_FILE, TableNumber, collect_numbers, full_folder, measured_in_other_studies
 from paucal.studies.plan import find_scale, plan_all_runs, plan_runs
 from paucal.studies.reading import find_study
@@ -27,7 +27,7 @@ from paucal.studies.study import TIMED_METRICS, Study
 from paucal.studies.timing import time_models
 from paucal.types import UserError
 from paucal.verbs.compare.findings import read_grid_results
-from paucal.verbs.compare.grid import Grid, cells_of, read_grid, state_of
+from paucal.verbs.compare.grid import STARTS, Grid, cells_of, read_grid, state_of
 from paucal.verbs.compare.report import write_report
 from paucal.verbs.compare.running import require_workers, run_workers
 from paucal.wording import counted, format_duration
@@ -103,7 +103,9 @@ def run_study(name: str, settings: StudySettings, command: str, console: Console
     if study.starts and small is not None:
         call = replace(call, locations=with_start_images(locations, small, settings, folder))
     grids = prepare_grids(call)
-    starts = read_starts(folder) if small is not None else []
+    # The grids of initial weights come before the grids of the runs that start from these weights.
+    start_folders = [folder / STARTS / verb for verb in START_COMMANDS] if small is not None else []
+    starts = [read_grid(start_folder) for start_folder in start_folders if is_grid_folder(start_folder)]
     all_settled = _compute_grids(call, [*starts, *grids])
     starts, grids = ([read_grid(grid.folder) for grid in part] for part in (starts, grids))
     return _write_results(call, starts, grids, all_settled)

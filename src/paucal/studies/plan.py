@@ -179,7 +179,7 @@ def _without_unused(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name_runs(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Name each run after its row; if a row has several runs on the same images, add the first words of its columns."""
+    """Name each run after its row, with the first words of its columns if needed; also set the run's baseline."""
     counts = Counter((run.row.name, run.data) for run in runs)
     named_runs = []
     for run in runs:
@@ -189,16 +189,17 @@ def _name_runs(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
             common = [words[0] for words in takewhile(lambda words: len(set(words)) == 1, by_position)]
             name = f"{name}, {' '.join(common) or run.columns[0].name}"
         named_runs.append(replace(run, name=name))
-    return [replace(run, against=_baseline_name(run, named_runs)) for run in named_runs]
-
-
-def _baseline_name(run: PlannedRun, runs: Sequence[PlannedRun]) -> str:
-    """Return the name of a run's baseline, which is a run of another row or column; "" if there is no baseline."""
-    same_data = [other for other in runs if other.data == run.data]
-    if run.row.against:
-        candidates = [other for other in same_data if other.row.name == run.row.against]
-        names = {column.name for column in run.columns}
-    else:
-        candidates = [other for other in same_data if other.row == run.row]
-        names = {column.against for column in run.columns}
-    return next((other.name for other in candidates if names & {column.name for column in other.columns}), "")
+    finished_runs = []
+    for run in named_runs:
+        # The baseline is a run of another row for the same columns, or of the same row for another column.
+        baseline_row = run.row.against or run.row.name
+        baseline_columns = {column.name if run.row.against else column.against for column in run.columns}
+        baselines = (
+            other.name
+            for other in named_runs
+            if other.data == run.data
+            and other.row.name == baseline_row
+            and baseline_columns & {column.name for column in other.columns}
+        )
+        finished_runs.append(replace(run, against=next(baselines, "")))
+    return finished_runs

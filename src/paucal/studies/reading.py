@@ -109,7 +109,12 @@ def read_studies(
         if base_kind is not None:
             _require_name(base_kind, by_kind, f"{location}: the entry 'like'")
         base_kind = base_kind or (TUNING_KIND if kind == "train" and entry.get("starts") else kind)
-        entry["columns"] = _expand_columns(entry.get("columns", []), content.get("columns", {}), location)
+        groups, columns = content.get("columns", {}), []
+        for column in _require_list(entry.get("columns", []), f"{location}: columns"):
+            if isinstance(column, str):  # the name of a group of columns
+                _require_name(column, groups, f"{location}: the group of columns")
+            columns += groups[column] if isinstance(column, str) else [column]
+        entry["columns"] = columns
         if isinstance(entry.get("rows"), dict):
             entry["rows"] = _rows_of_other(entry["rows"], entry["columns"], studies_read, location)
         common = {"scales": content.get("scales", {}), **shared, **by_kind.get(base_kind, {})}
@@ -120,15 +125,6 @@ def read_studies(
             if column.study:
                 _require_name(column.study, studies_read, f"{location}: the study of {column.name!r}")
     return studies_read
-
-
-def _expand_columns(entries: Any, groups: Mapping[str, Any], location: str) -> list[Any]:
-    columns = []
-    for entry in _require_list(entries, f"{location}: columns"):
-        if isinstance(entry, str):
-            _require_name(entry, groups, f"{location}: the group of columns")
-        columns += groups[entry] if isinstance(entry, str) else [entry]
-    return columns
 
 
 def _rows_of_other(

@@ -106,9 +106,13 @@ def draw_scene(pool: Sequence[tuple[NDArray[np.uint8], int]], side: int, rng: np
     for _ in range(rng.integers(MIN_DIGITS, MAX_DIGITS + 1)):
         digit, label = pool[int(rng.integers(len(pool)))]
         size = int(rng.uniform(MIN_SIZE, MAX_SIZE) * side)
-        square = _find_free_square(is_taken, size, rng)
-        if square is None:
-            continue
+        for _ in range(MAX_TRIES):
+            top, left = rng.integers(0, side - size + 1, 2)
+            square = slice(top, top + size), slice(left, left + size)
+            if not is_taken[square].any():
+                break
+        else:
+            continue  # no free square: skip the digit
         is_taken[square] = True
         grey = np.asarray(Image.fromarray(digit).resize((size, size), Image.Resampling.BICUBIC))
         mask = np.zeros((side, side), bool)
@@ -118,15 +122,6 @@ def draw_scene(pool: Sequence[tuple[NDArray[np.uint8], int]], side: int, rng: np
         masks.append(mask)
     object_masks = np.stack(masks) if masks else np.zeros((0, side, side), bool)
     return Scene(pixels.clip(0, 255).astype(np.uint8), tuple(labels), object_masks)
-
-
-def _find_free_square(is_taken: NDArray[np.bool_], size: int, rng: np.random.Generator) -> tuple[slice, slice] | None:
-    for _ in range(MAX_TRIES):
-        top, left = rng.integers(0, len(is_taken) - size + 1, 2)
-        square = slice(top, top + size), slice(left, left + size)
-        if not is_taken[square].any():
-            return square
-    return None
 
 
 def _digit_pixels(digits: Any, index: int) -> NDArray[np.uint8]:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from paucal.studies.descriptions import format_published
-from paucal.studies.numbers import NOT_RUN, RESULTS_FILE, Measurement, TableNumber
+from paucal.studies.numbers import NOT_RUN, RESULTS_FILE, TableNumber
 from paucal.studies.study import FIGURE_AXES, Study
 from paucal.verbs.compare.report import format_interval
 from paucal.writing import csv_text, write_text
@@ -30,32 +30,25 @@ def shown_rows(lines: Sequence[TableNumber], heading: str = "measured") -> list[
         if line.published is None and line.why == NOT_RUN:
             continue
         measured, digits = line.measured, DECIMALS.get(line.column.metric, 1)
+        text, gain, random = f"({line.why})", "-", "-"
+        if measured is not None:
+            text = f"{measured.value:.{digits}f}"
+            if measured.low is not None and measured.high is not None:
+                text += f" ({measured.low:.{digits}f} to {measured.high:.{digits}f})"
+            elif measured.deviation is not None:
+                text += f" ± {measured.deviation:.{digits}f}"
+            if measured.gain is not None:
+                gain, difference = f"{measured.gain:+.{digits}f}", measured.difference
+                if difference is not None and difference.both.low is not None:
+                    gain += f" ({format_interval(difference.both)})"
+            random = "-" if measured.random is None else f"{measured.random:.{digits}f}"
         row = {"row": line.row.name, "column": line.column.name}
-        row["published"] = format_published(line.published, line.deviation)
-        row[heading] = f"({line.why})" if measured is None else _describe_measured(measured, digits)
+        row |= {"published": format_published(line.published, line.deviation), heading: text}
         row["gain published"] = "-" if line.gain is None else f"{line.gain:+.2f}"
-        row["gain measured"] = "-" if measured is None else _describe_gain(measured, digits)
-        row["random weights"] = "-" if measured is None or measured.random is None else f"{measured.random:.{digits}f}"
-        rows.append(row)
+        rows.append({**row, "gain measured": gain, "random weights": random})
     optional = ("gain published", "gain measured", "random weights")
     empty = [name for name in optional if all(row[name] == "-" for row in rows)]
     return [{name: text for name, text in row.items() if name not in empty} for row in rows]
-
-
-def _describe_measured(measured: Measurement, digits: int) -> str:
-    text = f"{measured.value:.{digits}f}"
-    if measured.low is not None and measured.high is not None:
-        return f"{text} ({measured.low:.{digits}f} to {measured.high:.{digits}f})"
-    return text if measured.deviation is None else f"{text} ± {measured.deviation:.{digits}f}"
-
-
-def _describe_gain(measured: Measurement, digits: int) -> str:
-    if measured.gain is None:
-        return "-"
-    text = f"{measured.gain:+.{digits}f}"
-    if measured.difference is None or measured.difference.both.low is None:
-        return text
-    return f"{text} ({format_interval(measured.difference.both)})"
 
 
 def terminal_table(study: Study, rows: Sequence[Mapping[str, str]]) -> Table:

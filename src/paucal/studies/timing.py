@@ -65,7 +65,12 @@ class ModelSpeeds:
 
 def time_models(study: Study, settings: StudySettings, console: Console) -> ModelSpeeds:
     """Time the models of a study's rows, or of the rows that `--rows` names, and print their images per second."""
-    rows = timed_rows(study, settings.rows)
+    rows_by_name = {row.name: row for row in study.rows if row.model}
+    for name in settings.rows or ():
+        if name not in rows_by_name:
+            suggestion = f"{did_you_mean(name, rows_by_name)}: {'; '.join(rows_by_name)}"
+            raise UserError(f"--rows: {study.name} has no row {name!r}{suggestion}.")
+    rows = [row for name, row in rows_by_name.items() if not settings.rows or name in settings.rows]
     device = usable_device(device_or_best(settings.device))
     effort = ON_CPU if device.type == "cpu" else ON_ACCELERATOR
     sentence = _describe_timing(study, rows, device, effort)
@@ -85,15 +90,6 @@ def time_models(study: Study, settings: StudySettings, console: Console) -> Mode
             speeds[row.name] = None
             console.say(f"{row.name} is not timed: {first_line(problem)}")
     return ModelSpeeds(speeds, sentence)
-
-
-def timed_rows(study: Study, names: Sequence[str] | None) -> list[Row]:
-    """Return the rows that have a model; if names are given, only the rows with these names."""
-    rows = {row.name: row for row in study.rows if row.model}
-    for name in names or ():
-        if name not in rows:
-            raise UserError(f"--rows: {study.name} has no row {name!r}{did_you_mean(name, rows)}: {'; '.join(rows)}.")
-    return [row for name, row in rows.items() if not names or name in names]
 
 
 def timed_value(study: Study, row: Row, column: Column, timed: ModelSpeeds) -> tuple[Quartiles | None, str]:
