@@ -26,8 +26,10 @@ from paucal.runner.images import (
     decode_images,
     decode_options_for_size,
     initial_decode_options,
+    normalisation,
     open_undecoded,
     stored_decode_options,
+    stored_preprocessing,
     with_label_maps,
 )
 from paucal.runner.job import Bars, RunSetup
@@ -56,7 +58,7 @@ from paucal.tasks.classification.frozen_views import FrozenViewActivations
 from paucal.tasks.classification.images import open_unlabelled, quick_check, split_images, too_few_for_test
 from paucal.tasks.classification.trainer_inputs import (
     LOSS_COLUMN,
-    load_or_make_preprocessing,
+    make_preprocessing,
     make_val_predictor,
     reduce_batch_to_memory,
     remarks_on_plan,
@@ -64,6 +66,7 @@ from paucal.tasks.classification.trainer_inputs import (
     validation_scores,
 )
 from paucal.training import Validation
+from paucal.types import height_and_width
 from paucal.wording import counted
 
 STREAMED_REMARK = "no linear probe, since the images are streamed; all steps fine-tune the pretrained weights"
@@ -128,9 +131,15 @@ def assemble(
     chosen = _resolve_settings_and_images(settings, origins, bars, run, opened)
     images = chosen.data.images
     tune_record = _open_tune_record(chosen.settings, chosen.choice, run, in_memory=images.stream is None)
-    objective, spec, notes = _build_objective(chosen.settings, len(images.classes), images.decode_options.channels)
-    if run is None and _needs_test_split(settings, chosen.data, tune_record, objective):
-        return assemble(settings, origins, bars, run, split_images(settings, images, keep_test=True))
+    with seeded_random_weights(chosen.settings.seed):
+        spec, notes = backbone_spec(chosen.settings, len(images.classes), images.decode_options.channels)
+        notes = [*check_memory(chosen.settings, spec), *notes]
+        objective = build_objective(chosen.settings, spec)
+    if run is None and not len(chosen.data.split_indices("test")) and too_few_for_test(settings, images):
+        has_candidates = tune_record is not None and bool(tune_record.candidates)
+        # Without a linear probe to cross-validate, even a small set needs a test split.
+        if not has_candidates or linear_classifier(objective.deployable()) is None:
+            return assemble(settings, origins, bars, run, split_images(settings, images, keep_test=True))
     chosen, card = _adapt_objective(chosen, objective, spec, bars, run)
     if settings.batch_size == "auto":
         settings, reason = reduce_batch_to_memory(chosen.settings, chosen.data, objective, card)
@@ -164,7 +173,10 @@ def _resolve_settings_and_images(
     settings: TrainSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None, opened: SplitImages | None
 ) -> _SettingsAndImages:
     """Open the images, choose the settings that were not given (again after skipped images), and decode the images."""
-    chooses_weights = run is None and _may_choose_weights(settings, origins)
+    chooses_weights = run is None and chooses_initial_weights(settings, origins, SETTINGS_OF_GIVEN_WEIGHTS)
+    # A run with a recipe or with label maps follows a paper, and chooses weights only with `--init auto`.
+    if chooses_weights and (settings.recipe is not None or method_of(settings).label_maps):
+        chooses_weights = settings.init == CHOSEN_WEIGHTS
     source = WeightsSource() if chooses_weights else find_initial_weights(settings, run)
     data, choice = opened or _open_images(settings, bars, run), WeightsChoice((), "")
     while True:
@@ -198,7 +210,12 @@ def _adapt_objective(
     if objective.data_request.label_maps:
         with bars("reading label maps") as advance:
             data = with_label_maps(data, settings.labels, settings.method, advance)
-    preprocess = load_or_make_preprocessing(settings, data, source.input and source.input(settings.model), run)
+    weights_input, preprocess = source.input and source.input(settings.model), stored_preprocessing(run)
+    if preprocess is None or preprocess.image_size != height_and_width(settings.img_size):
+        # Stored preprocessing for another image size belongs to the probe.
+        statistics, reading = normalisation(settings, data, weights_input), data.images.decode_options
+        preprocess = make_preprocessing(settings, statistics, weights_input, reading.value_range)
+        preprocess = replace(preprocess, channel_ranges=reading.channel_ranges)
     held_out_keys = frozenset(
         key for part in ("val", "test") for key in take_strings(images.keys, data.split_indices(part))
     )
@@ -241,15 +258,6 @@ def _list_remarks(
     ]
 
 
-def _needs_test_split(
-    settings: TrainSettings, data: SplitImages, tune_record: TuneRecord | None, objective: Objective
-) -> bool:
-    """Return whether a small set needs a test split, because there is no linear probe to cross-validate."""
-    if len(data.split_indices("test")) or not too_few_for_test(settings, data.images):
-        return False
-    return tune_record is None or not tune_record.candidates or linear_classifier(objective.deployable()) is None
-
-
 def _open_tune_record(
     settings: TrainSettings, choice: WeightsChoice, run: RunFolder | None, in_memory: bool
 ) -> TuneRecord | None:
@@ -265,16 +273,6 @@ def _open_tune_record(
         tune_record = TuneRecord(candidates)
     check_new_run(settings, tune_record, in_memory)
     return tune_record
-
-
-def _may_choose_weights(settings: TrainSettings, origins: Mapping[str, str]) -> bool:
-    """Return whether the run chooses its pretrained weights, because the user gave no weights.
-
-    A run with a recipe or with label maps follows a paper, and chooses weights only with `--init auto`.
-    """
-    follows_paper = settings.recipe is not None or method_of(settings).label_maps
-    may_choose = chooses_initial_weights(settings, origins, SETTINGS_OF_GIVEN_WEIGHTS)
-    return may_choose and (settings.init == CHOSEN_WEIGHTS or not follows_paper)
 
 
 def _choose_initial_weights(
@@ -331,12 +329,3 @@ def _decode_at_size(
     with bars("reading images") as advance:
         images = decode_images(images, settings, reading, advance)
     return replace(data, images=images), len(images) < len(data.images)
-
-
-def _build_objective(
-    settings: TrainSettings, n_classes: int, channels: int
-) -> tuple[Objective, BackboneSpec, list[str]]:
-    with seeded_random_weights(settings.seed):
-        spec, notes = backbone_spec(settings, n_classes, channels)
-        notes = [*check_memory(settings, spec), *notes]
-        return build_objective(settings, spec), spec, notes

@@ -34,14 +34,11 @@ from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.heads import HELD_OUT_FILE, read_held_out_logits
 from paucal.tasks.classification.auto_tune.learning_curve import CURVE_FILE
 from paucal.tasks.classification.auto_tune.record import TuneRecord
-from paucal.tasks.classification.finishing import (
-    PostTrainingChanges,
-    finish_model,
-    predict_split,
-    remove_intermediate_files,
-)
+from paucal.tasks.classification.auto_tune.resumed_features import FROZEN_FILE
+from paucal.tasks.classification.finishing import PostTrainingChanges, finish_model, predict_split
 from paucal.tasks.classification.mistakes import draw_mistakes
 from paucal.training import Outcome
+from paucal.training.keeper import kept_epochs
 from paucal.wording import counted, format_duration, images_text, percent
 
 
@@ -73,8 +70,14 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
     among all processes. Every process returns the result; only rank 0 writes files.
     """
     finish = finish_model(run, setup, outcome, console)
+    images, train, classes = setup.data.images, setup.data.split_indices("train"), setup.card.classes
+    folder, train_labels = run.evaluation("test"), torch.from_numpy(images.labels[train]).long()
     if not len(setup.data.split_indices("test")) and (run.path / HELD_OUT_FILE).is_file():
-        report = write_cross_validated_report(run, setup)
+        # The accuracy is the mean over all repeats of the cross-validation; tables and plots show the first repeat.
+        held_out = read_held_out_logits(run)
+        first_repeat = Predictions(torch.from_numpy(train)[held_out.rows], held_out.logits[0].float(), held_out.labels)
+        repeated = held_out.is_correct.numpy(), held_out.folds
+        report = record_classification(folder, run.plots, first_repeat, images, classes, train_labels, repeated)
         return _write_and_print(run, setup, outcome, FinalEvaluation(report, finish, None), console)
     wait_for_all()  # until rank 0 has written the model file
     # Load the stored model, so that exactly the deployed model is evaluated.
@@ -82,16 +85,20 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
     uncalibrated = uncalibrated.in_groups(setup.data.split.groups)
     predictions = uncalibrated.at_temperature(finish.temperature)
     if rank() != 0:
-        report = _make_report(setup, predictions, finish)
+        if setup.card.is_multi_label:
+            report = multi_label_report(predictions, classes, finish.thresholds or setup.card.thresholds or ())
+        else:
+            report = classification_report(predictions, classes, train_labels)
         return Result(run.path, report, outcome.seconds)
     chance = {f"train_{name}": value for name, value in setup.objective.chance_levels().items()}
-    save_curves(
-        run, outcome.rows, len(setup.data.split_indices("train")), chance=chance, best=setup.best_epoch(outcome)
-    )
-    report = _write_evaluation(run, setup, predictions)
+    save_curves(run, outcome.rows, len(train), chance=chance, best=setup.best_epoch(outcome))
+    if setup.card.is_multi_label:
+        report = record_multi_label(folder, run.plots, predictions, images, read_card(run))
+    else:
+        report = record_classification(folder, run.plots, predictions, images, classes, train_labels)
     calibrated = calibration(uncalibrated, finish.temperature, finish.images) if finish.images else None
     if not setup.card.is_multi_label:
-        draw_mistakes(run.plots, predictions, setup.data.images, load_trained(run), console.say)
+        draw_mistakes(run.plots, predictions, images, load_trained(run), console.say)
     return _write_and_print(run, setup, outcome, FinalEvaluation(report, finish, calibrated), console)
 
 
@@ -102,40 +109,12 @@ def _write_and_print(
     lines, files = result_lines(run, setup, outcome, evaluation), f"{'metrics.csv, ' if outcome.rows else ''}plots/"
     content["next_steps"] = steps
     publish_results(run, console, content, write_report, lines, files, steps, report_table(evaluation.report))
-    remove_intermediate_files(run, setup)  # last, since a run that is killed before needs these files again
+    # Remove intermediate files last, since a run that is killed before needs these files again.
+    (run.path / FROZEN_FILE).unlink(missing_ok=True)
+    validation = setup.validation()
+    if validation is not None and (epoch_store := kept_epochs(run, validation)) is not None:
+        epoch_store.clear()
     return Result(run.path, evaluation.report, outcome.seconds)
-
-
-def _make_report(setup: TrainingSetup, predictions: Predictions, finish: PostTrainingChanges) -> Report:
-    """Return the report on the test predictions, without writing it."""
-    classes = setup.card.classes
-    if setup.card.is_multi_label:
-        return multi_label_report(predictions, classes, finish.thresholds or setup.card.thresholds or ())
-    return classification_report(predictions, classes, _train_labels(setup))
-
-
-def _write_evaluation(run: RunFolder, setup: TrainingSetup, predictions: Predictions) -> Report:
-    images, classes = setup.data.images, setup.card.classes
-    if setup.card.is_multi_label:
-        return record_multi_label(run.evaluation("test"), run.plots, predictions, images, read_card(run))
-    labels = _train_labels(setup)
-    return record_classification(run.evaluation("test"), run.plots, predictions, images, classes, labels)
-
-
-def write_cross_validated_report(run: RunFolder, setup: TrainingSetup) -> Report:
-    """Write and return a report on the first model's cross-validated predictions for the training images.
-
-    The accuracy is the mean over all repeats of the cross-validation; tables and plots show the first repeat.
-    """
-    held_out, train = read_held_out_logits(run), torch.from_numpy(setup.data.split_indices("train"))
-    first_repeat = Predictions(train[held_out.rows], held_out.logits[0].float(), held_out.labels)
-    images, classes, repeated = setup.data.images, setup.card.classes, (held_out.is_correct.numpy(), held_out.folds)
-    labels = _train_labels(setup)
-    return record_classification(run.evaluation("test"), run.plots, first_repeat, images, classes, labels, repeated)
-
-
-def _train_labels(setup: TrainingSetup) -> torch.Tensor:
-    return torch.from_numpy(setup.data.images.labels[setup.data.split_indices("train")]).long()
 
 
 def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation) -> dict[str, Any]:
@@ -147,6 +126,12 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
     }
     scored = scored_part(evaluation.report).replace("-", "_")
     keeps_one_epoch, measure = bool(outcome.best) and not finish.epochs, data.primary_metric
+    first_model = None if setup.tune_record is None else setup.tune_record.first_model
+    kept_score = outcome.best.get(measure.column)
+    if finish.epochs:
+        kept_score = finish.score
+    elif not outcome.best and first_model is not None:
+        kept_score = first_model.score
     return {
         **setup.summarise(outcome),
         "title": f"{card.backbone.name} on {data.images.name}",
@@ -159,7 +144,7 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         "epochs": outcome.epochs_done(setup.settings.epochs),
         "rungs": step_rows(setup.tune_record, outcome, finish, measure),
         "kept": None if keeps_one_epoch else kept_model_text(run, setup, outcome, finish),
-        f"kept_val_{measure.score}": kept_model_score(setup.tune_record, outcome, finish, measure),
+        f"kept_val_{measure.score}": kept_score,
         "averaged_epochs": list(finish.epochs),
         "calibration": None if evaluation.calibrated is None else asdict(evaluation.calibrated),
         "selected": setup.is_selected,
@@ -323,17 +308,6 @@ def describe_kept_model(
     if not selected:
         reason = "the last: there were no validation images to select with"
     return f"epoch {outcome.best.get('epoch', 0):g}, {reason}"
-
-
-def kept_model_score(
-    record: TuneRecord | None, outcome: Outcome, finish: PostTrainingChanges, measure: PrimaryMetric
-) -> float | None:
-    """Return the validation score of the run's final model; None if there are no validation images."""
-    if finish.epochs:
-        return finish.score
-    if not outcome.best and record is not None and record.first_model is not None:
-        return record.first_model.score
-    return outcome.best.get(measure.column)
 
 
 def total_seconds(record: TuneRecord | None, outcome: Outcome) -> float:

@@ -109,14 +109,6 @@ def _replace_model(run: RunFolder, model: TrainedModel, card: ModelCard) -> None
         save_trained(run, model.module, card)
 
 
-def remove_intermediate_files(run: RunFolder, setup: TrainingSetup) -> None:
-    """Remove the files that are not needed once the model is final, such as the weights of single epochs."""
-    (run.path / FROZEN_FILE).unlink(missing_ok=True)
-    validation = setup.validation()
-    if validation is not None and (epoch_store := kept_epochs(run, validation)) is not None:
-        epoch_store.clear()
-
-
 @dataclass(frozen=True)
 class _TunedNetwork:
     """A network with the best fine-tuned weights, of one epoch or averaged; the run may keep another model."""

@@ -109,39 +109,27 @@ def train_folds(settings: TrainSettings, origins: Mapping[str, str], console: Co
     folder, results = _prepare_folder(settings), []
     for number in range(1, folds + 1):
         console.say(f"fold {number} of {folds}")
-        scores = _train_fold(folder / f"fold-{number}", number, settings, origins, console)
-        if isinstance(scores, Stopped):
+        run, result = RunFolder(folder / f"fold-{number}"), None
+        if not settings.overwrite and run.finished:
+            console.say(f"{run.path} is finished already")
+        elif not settings.overwrite and run.config.is_file():
+            result = resume(TrainingJob(), run.path, console)
+        else:
+            fold_settings = replace(settings, folds=None, fold=f"{number}/{folds}", output=str(run.path))
+            fold_origins = {name: origin for name, origin in origins.items() if name != "folds"}
+            fold_origins |= {"fold": origins.get("folds", "given"), "output": "given"}
+            result = begin(TrainingJob(), fold_settings, fold_origins, console)
+        if isinstance(result, Stopped):
             advice = f"resume with the same call and --output {folder}"
             console.say(f"cross-validation was stopped in fold {number}: {advice}")
-            return scores
-        results.append(scores)
-    result = CrossValidated(folder, results)
-    scores = {"folds": results, "mean": result.metrics, "spread": result.spread}
+            return result
+        results.append(dict(read_report(run.read_json("evaluation/test/metrics.json")).values))
+    validated = CrossValidated(folder, results)
+    scores = {"folds": results, "mean": validated.metrics, "spread": validated.spread}
     RunFolder(folder).write_json(RECORD_FILE, {"settings": _common_settings(settings), **scores})
-    console.show(_score_table(result))
+    console.show(_score_table(validated))
     console.say(f"results are in {folder}: {RECORD_FILE} and a run for each fold")
-    return result
-
-
-def _train_fold(
-    path: Path, number: int, settings: TrainSettings, origins: Mapping[str, str], console: Console
-) -> dict[str, float] | Stopped:
-    run = RunFolder(path)
-    if not settings.overwrite and run.finished:
-        console.say(f"{path} is finished already")
-        return _read_scores(run)
-    if not settings.overwrite and run.config.is_file():
-        result = resume(TrainingJob(), path, console)
-    else:
-        fold_settings = replace(settings, folds=None, fold=f"{number}/{settings.folds}", output=str(path))
-        fold_origins = {name: origin for name, origin in origins.items() if name != "folds"}
-        fold_origins |= {"fold": origins.get("folds", "given"), "output": "given"}
-        result = begin(TrainingJob(), fold_settings, fold_origins, console)
-    return result if isinstance(result, Stopped) else _read_scores(run)
-
-
-def _read_scores(run: RunFolder) -> dict[str, float]:
-    return dict(read_report(run.read_json("evaluation/test/metrics.json")).values)
+    return validated
 
 
 def _prepare_folder(settings: TrainSettings) -> Path:

@@ -12,7 +12,7 @@ import numpy as np
 from paucal.data.checking.findings import CheckedSet, Finding, label_findings, sort_findings
 from paucal.data.checking.pictures import exact_copy_findings
 from paucal.data.checking.related import group_by_digest
-from paucal.data.checking.survey import digest_of, image_digests
+from paucal.data.checking.survey import digest_of
 from paucal.data.images import ImageSet, evenly_spaced
 from paucal.data.sources.joining import split_location
 from paucal.data.sources.parquet import find_parquet
@@ -28,7 +28,7 @@ from paucal.data.splits.split import (
     limit_val,
     make_split,
 )
-from paucal.data.splits.split_csv import read_rows, read_split, write_split
+from paucal.data.splits.split_csv import read_rows, read_split
 from paucal.evaluation.seen_images import UNLABELLED_IMAGES
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.console import Console
@@ -151,11 +151,6 @@ def read_unlabelled(settings: TrainSettings, data: SplitImages, max_images: int,
             verb = "looks" if is_copy.sum() == 1 else "look"
             console.say(f"left out: {counted(int(is_copy.sum()), 'image')} without labels that {verb} like {original}")
     return images.select(np.flatnonzero(~copies_of_run & ~copies_of_others))
-
-
-def store_unlabelled_list(run: RunFolder, images: ImageSet) -> None:
-    """Store the list of unlabelled images that a run learned from, so that an evaluation can detect these images."""
-    write_split(run.path / UNLABELLED_IMAGES, images, as_training_split(images).split, image_digests(images))
 
 
 def read_listed_images(

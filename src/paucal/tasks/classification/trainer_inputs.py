@@ -20,9 +20,8 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.objectives import Objective
 from paucal.recipes.table import RECIPES
 from paucal.rules.training import SMALL_SIDE
-from paucal.runner.images import SplitImages, eval_loader, normalisation, step_loader, stored_preprocessing
+from paucal.runner.images import SplitImages, eval_loader, step_loader
 from paucal.runner.trainer_inputs import check_sync_bn, length_warnings, trainer_plan
-from paucal.runs import RunFolder
 from paucal.training import CosineWarmup, LaggingEpochs, Optimization, Plan, largest_batch
 from paucal.types import Batch, Crops, DataRequest, UserError, height_and_width
 
@@ -30,20 +29,6 @@ LOSS_COLUMN = "val_loss"  # column of the validation loss in `metrics.csv`
 PADDING_DIVISOR = 8  # the padding of a padded crop is 1/8 of the image size
 # Learning rate at the start of the warm-up, as a fraction of the peak. DrLoc's code starts at 1e-6 for a peak of 1e-3.
 WARMUP_START = 1e-3
-
-
-def load_or_make_preprocessing(
-    settings: TrainSettings, data: SplitImages, weights_input: WeightsPreprocessing | None, run: RunFolder | None
-) -> Preprocessing:
-    """Return the preprocessing stored in `run`, or else one for the settings and the input that the weights expect."""
-    stored = stored_preprocessing(run)
-    if stored is not None and stored.image_size == height_and_width(settings.img_size):
-        return stored  # stored preprocessing for another image size belongs to the probe
-    reading = data.images.decode_options
-    chosen_input = make_preprocessing(
-        settings, normalisation(settings, data, weights_input), weights_input, reading.value_range
-    )
-    return replace(chosen_input, channel_ranges=reading.channel_ranges)
 
 
 def make_preprocessing(

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from paucal.models.precision import PrecisionChoice
+from paucal.runner import images as run_images
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, resume
 from paucal.runs import RunFolder
-from paucal.tasks.classification.auto_tune import auto_tune, first_model, precision
+from paucal.tasks.classification.auto_tune import auto_tune, precision
 from paucal.tasks.classification.job import TrainingJob
 from tasks.classification.auto_tune.carried import ONE_WAY, install
 from tasks.classification.auto_tune.test_auto_tune import RecordingConsole, photos, rungs_of, started_from
@@ -47,13 +48,13 @@ def stopped_before_tuning(monkeypatch, *given, **settings):
 @pytest.fixture
 def read(monkeypatch):
     """Return the precisions in which features are read."""
-    real, seen = first_model.predict_in_order, []
+    real, seen = run_images.predict_in_order, []
 
     def recorded(inputs, loader, indices, device, progress=None, autocast=None):
         seen.append(autocast)
         return real(inputs, loader, indices, device, progress, autocast)
 
-    monkeypatch.setattr(first_model, "predict_in_order", recorded)
+    monkeypatch.setattr(run_images, "predict_in_order", recorded)
     return seen
 
 

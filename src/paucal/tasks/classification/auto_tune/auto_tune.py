@@ -104,7 +104,12 @@ def _fit_probe_and_choose_preset(state: TuneState) -> None:
     choose_training_precision(state)
     preset_and_cost = choose_preset(state)
     if preset_and_cost is None:
-        return _end_with_probe(state, f"{_describe_shortage(state)}: the probe is the final model")
+        shortage = "the remaining time is too short for tuning"
+        if None in state.record.sizes.values():
+            half_batch = state.setup.settings.batch_size_or_1 // 2
+            advice = f"--batch-size {half_batch} needs half of it" if half_batch else "a smaller --img-size needs less"
+            shortage = f"the memory is too small for tuning ({advice})"
+        return _end_with_probe(state, f"{shortage}: the probe is the final model")
     preset, cost = preset_and_cost
     state.plan_for_preset(preset.settings)
     epochs = state.setup.settings.epochs
@@ -112,14 +117,6 @@ def _fit_probe_and_choose_preset(state: TuneState) -> None:
         epochs = max(1, min(MAX_EPOCHS, int(state.seconds_left(cost.pixel_ratio) / cost.epoch_seconds)))
     changes = {"img_size": cost.image_size, **settings_to_store(state.setup, preset)}
     _store_run_length(state, epochs, cost.epoch_seconds, changes, cost.pixel_ratio)
-
-
-def _describe_shortage(state: TuneState) -> str:
-    if None not in state.record.sizes.values():
-        return "the remaining time is too short for tuning"
-    half_batch = state.setup.settings.batch_size_or_1 // 2
-    advice = f"--batch-size {half_batch} needs half of it" if half_batch else "a smaller --img-size needs less"
-    return f"the memory is too small for tuning ({advice})"
 
 
 def _store_run_length(

@@ -3,30 +3,25 @@
 import copy
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from paucal.backbones.stage_classifier import add_stage_classifier, last_stage_poolings
-from paucal.evaluation.predictions import Predictions, predict_in_order
+from paucal.evaluation.predictions import Predictions
 from paucal.models.card import ModelCard
-from paucal.models.features import ClassifierInputExtractor, StageClassifierInputExtractor, linear_classifier
+from paucal.models.features import linear_classifier
 from paucal.models.precision import EXPLICIT_CHOICES
-from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import save_trained
-from paucal.runner.images import SplitImages, eval_loader
+from paucal.runner.images import SplitImages, compute_frozen_features
 from paucal.runner.run_time import end_time_text
-from paucal.settings.shared import JobSettings
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.heads import (
     HEADS,
-    MAX_RACE_IMAGES,
+    MAX_COMPARISON_IMAGES,
     HeadComparison,
     compare_heads,
     store_held_out_logits,
@@ -57,28 +52,6 @@ TRAINING_COST = 2.0  # cost of training on an image, in forward passes
 # limits are low because users wait for the first model, and because tuning needs the time.
 MAX_CANDIDATE_FRACTION, MAX_CANDIDATE_SECONDS, MAX_CANDIDATE_IMAGES = 0.05, 60.0, 300
 NEXT_TIME_RATIO = 1.5  # assumed time of the next candidate, as a multiple of the last candidate's time
-
-
-def compute_frozen_features(
-    model: nn.Module,
-    data: SplitImages,
-    indices: NDArray[np.int64],
-    preprocess: Preprocessing,
-    settings: JobSettings,
-    progress: Callable[[int, int], None] | None = None,
-    staged: bool = False,
-    autocast: torch.dtype | None = None,
-) -> Tensor:
-    """Return (N, D) float32 features on the CPU: the inputs of a network's linear classifier for N images.
-
-    The network is moved to the run's device. With `staged`, the pooled feature maps of the last stages are appended,
-    see `StageClassifierInputExtractor`. `autocast` is the dtype of mixed precision; None for float32.
-    """
-    model = model.to(settings.device)
-    inputs = StageClassifierInputExtractor(model, preprocess.image_size) if staged else ClassifierInputExtractor(model)
-    with closing(inputs):
-        loader = eval_loader(data, indices, preprocess, settings)
-        return predict_in_order(inputs, loader, indices, settings.device, progress, autocast)
 
 
 def compare_candidates(state: TuneState) -> None:
@@ -120,18 +93,6 @@ def compare_candidates(state: TuneState) -> None:
         state.console.say(f"note: {best.name} would leave no time for tuning; continuing with {winner.name}")
     state.replace_setup(state.setup, {"model": reason})
     state.save(candidate_scores=tuple(steps))
-
-
-def _choose_candidate_rows(state: TuneState) -> Tensor | None:
-    """Return the indices of the training images on which to compare the candidates; None to compare no candidates."""
-    if len(state.record.candidates) < 2 or state.record.candidate_scores:
-        return None
-    rows = stratified_sample(_training_labels(state.setup), MAX_CANDIDATE_IMAGES, state.setup.settings.seed)
-    candidate_seconds = state.image_seconds * len(rows)
-    larger_run_seconds = NEXT_TIME_RATIO * state.image_seconds * _count_forward_passes(state)
-    leaves_no_time = state.record.budget and larger_run_seconds > state.record.budget - state.spent_seconds
-    takes_too_long = candidate_seconds * (1 + NEXT_TIME_RATIO) > _max_comparison_seconds(state)
-    return None if leaves_no_time or takes_too_long else rows
 
 
 def _training_labels(setup: TrainingSetup) -> Tensor:
@@ -180,17 +141,33 @@ def pick_fastest_good_candidate(steps: Sequence[EvaluatedModel]) -> EvaluatedMod
 def prepare_first_model(state: TuneState) -> None:
     """Time the frozen network, choose its precision and the images for the comparison, and announce the first model."""
     _time_forward_pass(state)
-    if state.record.probe is None:
-        state.precision = choose_feature_precision(state.setup)
-        if state.precision.measured:
-            state.console.say(f"precision of the features: {state.precision.reason}")
-        state.candidate_rows = _choose_candidate_rows(state)
-        _announce_first_model(state)
-    else:
+    if state.record.probe is not None:
         # A resumed run keeps its precision, since the run may compute features again for heads at other image sizes.
         details = state.record.probe.details  # older records lack some measurements
         measurements = {name: details[key] for name, key in PRECISION_KEYS.items() if key in details}
         state.precision = replace(EXPLICIT_CHOICES[details.get("arithmetic", "32-true")], **measurements)
+        return
+    state.precision = choose_feature_precision(state.setup)
+    if state.precision.measured:
+        state.console.say(f"precision of the features: {state.precision.reason}")
+    counts, budget = state.setup.data.counts(), state.record.budget
+    if len(state.record.candidates) > 1 and not state.record.candidate_scores:
+        rows = stratified_sample(_training_labels(state.setup), MAX_CANDIDATE_IMAGES, state.setup.settings.seed)
+        candidate_seconds = state.image_seconds * len(rows)
+        larger_run_seconds = NEXT_TIME_RATIO * state.image_seconds * _count_forward_passes(state)
+        leaves_no_time = budget and larger_run_seconds > budget - state.spent_seconds
+        takes_too_long = candidate_seconds * (1 + NEXT_TIME_RATIO) > _max_comparison_seconds(state)
+        state.candidate_rows = None if leaves_no_time or takes_too_long else rows
+    first_seconds = state.image_seconds / state.precision.speed * (counts["train"] + counts["val"])
+    first_seconds = min(first_seconds, _max_probe_seconds(state) or first_seconds)
+    text = f"time: the first model takes about {format_duration(first_seconds + 5)}"
+    if state.candidate_rows is not None:
+        text += f", and up to {format_duration(_max_comparison_seconds(state))} more to compare weights"
+    if budget:
+        text += (
+            f"; the whole run at most {format_duration(budget)}, until {end_time_text(budget - state.spent_seconds)}"
+        )
+    state.console.say(text)
 
 
 def _time_forward_pass(state: TuneState) -> None:
@@ -204,21 +181,6 @@ def _time_forward_pass(state: TuneState) -> None:
         state.image_seconds = (time.perf_counter() - start_time) / len(sample)
 
 
-def _announce_first_model(state: TuneState) -> None:
-    """Print when to expect the first model, and the end of the run if the run has a time budget."""
-    counts, budget = state.setup.data.counts(), state.record.budget
-    first_seconds = state.image_seconds / state.precision.speed * (counts["train"] + counts["val"])
-    first_seconds = min(first_seconds, _max_probe_seconds(state) or first_seconds)
-    text = f"time: the first model takes about {format_duration(first_seconds + 5)}"
-    if state.candidate_rows is not None:
-        text += f", and up to {format_duration(_max_comparison_seconds(state))} more to compare weights"
-    if budget:
-        text += (
-            f"; the whole run at most {format_duration(budget)}, until {end_time_text(budget - state.spent_seconds)}"
-        )
-    state.console.say(text)
-
-
 def _max_probe_seconds(state: TuneState) -> float:
     """Return the maximum seconds for computing the features of the training images; 0 if there is no time budget."""
     keeps_probe = state.setup.settings.epochs == 0 or cannot_evaluate_tuning(state.setup)
@@ -230,7 +192,7 @@ def fit_probe(state: TuneState) -> None:
     if state.record.probe is not None:
         return
     setup, start_time = state.setup, time.monotonic()
-    fitted = learn_from_teacher(state, fit_probe_head(state, setup, "first model: features", race=True))
+    fitted = learn_from_teacher(state, fit_probe_head(state, setup, "first model: features", compare=True))
     state.first_model = fitted if setup.settings.unlabelled else None
     state.image_seconds = fitted.seconds_per_image  # measured on more images than before
     classifier = linear_classifier(setup.objective.deployable())
@@ -238,25 +200,25 @@ def fit_probe(state: TuneState) -> None:
         fitted.head.copy_to(classifier)
     save_head(state.run, fitted.head, PROBE_FILE)  # tuning starts from logistic regression, even if another head won
     network, card = setup.objective.deployable(), setup.card
-    if fitted.race.head is not None:
-        network, card = copy_with_head(network, card, fitted.race.head, staged=True)
-    if fitted.race.held_out is not None and not len(setup.data.split_indices("val")):
-        store_held_out_logits(state.run, fitted.race.held_out, fitted.rows)
+    if fitted.comparison.head is not None:
+        network, card = copy_with_head(network, card, fitted.comparison.head, staged=True)
+    if fitted.comparison.held_out is not None and not len(setup.data.split_indices("val")):
+        store_held_out_logits(state.run, fitted.comparison.held_out, fitted.rows)
         if setup.settings.calibrate == "temperature":
-            card = card.at_temperature(fitted.race.held_out.temperature)
+            card = card.at_temperature(fitted.comparison.held_out.temperature)
     if fitted.curve is not None:
         write_curve(state.run, fitted.curve)
     save_trained(state.run, network, card)
-    best = fitted.race.head or fitted.head
+    best = fitted.comparison.head or fitted.head
     details = {
         "model": setup.settings.model,
         "img_size": list(setup.settings.img_size),
         "strength": best.strength,
         "images": fitted.n_images,
         "cross_validated": best.cross_validated,
-        "head": fitted.race.name,
-        "heads": dict(fitted.race.losses),
-        "race_seconds": fitted.race_seconds,
+        "head": fitted.comparison.name,
+        "heads": dict(fitted.comparison.losses),
+        "race_seconds": fitted.compare_seconds,
         LOSSES_KEY: fitted.losses,
         "arithmetic": state.precision.precision,
         **{key: getattr(state.precision, name) for name, key in PRECISION_KEYS.items()},
@@ -266,8 +228,8 @@ def fit_probe(state: TuneState) -> None:
     score = setup.data.primary_metric.format_score(fitted.score, images_of_score)
     state.console.say(
         f"first model after {format_duration(state.spent_seconds)}: {score} "
-        f"(a linear head on frozen features of {fitted.n_images} images, {fitted.race.name}); the model is ready for "
-        f"use in {state.run.path}"
+        f"(a linear head on frozen features of {fitted.n_images} images, {fitted.comparison.name}); the model is ready "
+        f"for use in {state.run.path}"
     )
 
 
@@ -283,8 +245,8 @@ def copy_with_head(network: nn.Module, card: ModelCard, head: Head, staged: bool
     return network, replace(card, reads_stages=staged)
 
 
-def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: bool = False) -> FittedHead:
-    """Fit a linear head to the features of the network of `setup`; with `race`, compare heads that read more stages."""
+def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, compare: bool = False) -> FittedHead:
+    """Fit a linear head to the features of the network of `setup`; with `compare`, also heads on the last stages."""
     data, settings = setup.data, setup.settings
     train, val = (torch.from_numpy(data.split_indices(name)) for name in ("train", "val"))
     all_labels, rows = torch.from_numpy(data.images.targets).long(), torch.arange(len(train))
@@ -294,8 +256,8 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
         state.console.say(f"note: the time allows features of {len(rows)} of the {len(train)} training images")
     indices = torch.cat([train[rows], val])
     network, card = setup.objective.deployable(), setup.card
-    race = race and all_labels.ndim == 1
-    staged = race and bool(last_stage_poolings(network, card.backbone.image_size))
+    compare = compare and all_labels.ndim == 1
+    staged = compare and bool(last_stage_poolings(network, card.backbone.image_size))
     start_time = time.perf_counter()
     with state.console.progress(title) as advance:
         features = compute_frozen_features(
@@ -309,7 +271,7 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
         head = fit_head(last[:count], labels[:count], len(card.classes), settings.seed, groups=groups)
         start_time, result = time.perf_counter(), HeadComparison()
         # Without heads on the last stages, the comparison still gives cross-validated predictions.
-        if staged or (race and (not len(val) or settings.unlabelled)):
+        if staged or (compare and (not len(val) or settings.unlabelled)):
             result = compare_heads(
                 last[:count],
                 features[:count],
@@ -319,10 +281,10 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
                 settings.seed,
                 heads=HEADS if staged else {},
                 # Without validation images, the cross-validated predictions are the result of the run: use more images.
-                max_images=MAX_RACE_IMAGES if len(val) else MAX_COMPARED,
+                max_images=MAX_COMPARISON_IMAGES if len(val) else MAX_COMPARED,
                 groups=groups,
             )
-        race_seconds = time.perf_counter() - start_time
+        compare_seconds = time.perf_counter() - start_time
         best, best_inputs = (head, last) if result.head is None else (result.head, features)
         curve = None
         if result.held_out is not None and (settings.curve or not len(val)):
@@ -334,9 +296,7 @@ def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, race: boo
     if len(val):
         score = score_head(best, best_inputs[count:], labels[count:])
         losses = calibrated_losses(Predictions(val, best.scores(best_inputs[count:]), labels[count:]))
-    return FittedHead(
-        head, features, staged, rows, score or 0.0, image_seconds, result, race_seconds, curve=curve, losses=losses
-    )
+    return FittedHead(head, features, staged, rows, score or 0.0, image_seconds, result, compare_seconds, curve, losses)
 
 
 def training_groups(data: SplitImages, rows: Tensor) -> Tensor | None:

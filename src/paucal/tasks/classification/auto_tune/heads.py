@@ -39,7 +39,7 @@ N_FOLDS, N_REPEATS = 5, 3
 MAX_IMAGES_TO_REPEAT = 300  # with more images, the cross-validation is not repeated
 # Maximum number of images to compare heads on. In sets of 2,160 to 2,761 images, heads chosen on a sample of 1,000
 # images were as accurate as heads chosen on all images, and the comparison took a third of the time.
-MAX_RACE_IMAGES = 1000
+MAX_COMPARISON_IMAGES = 1000
 # Temperatures to try, as multiples of the standard deviation of the logits.
 TEMPERATURES = torch.logspace(-2, 1, 61, dtype=torch.float64)
 
@@ -151,7 +151,7 @@ def compare_heads(  # noqa: PLR0913 (callers pass different options)
     strength: float,
     seed: int = 0,
     heads: Mapping[str, FitHead] = HEADS,
-    max_images: int = MAX_RACE_IMAGES,
+    max_images: int = MAX_COMPARISON_IMAGES,
     groups: Tensor | None = None,
 ) -> HeadComparison:
     """Compare heads by cross-validation on training images, and fit the best head to all training images.

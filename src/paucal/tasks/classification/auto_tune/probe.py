@@ -105,30 +105,21 @@ def fit_head(
     class gets its own binary regression. `strengths` are ascending L2 penalties; of penalties with equal scores, the
     strongest is chosen. `groups` are (N,) groups whose images stay in one fold; None for independent images.
     """
-    standard = standardise(features)
-    strength, score = _choose_penalty(standard.coordinates, labels, n_classes, seed, strengths, groups)
+    standard, strength, score = standardise(features), DEFAULT_STRENGTH, None
+    has_pairs = labels.ndim == 2 or int((labels.unique(return_counts=True)[1] > 1).sum()) >= 2
+    if has_pairs and len(labels) >= N_FOLDS:  # measure on a sample of a large set to save time
+        subset = stratified_sample(labels, MAX_COMPARED, seed)
+        coordinates, truth = standard.coordinates[subset], labels[subset]
+        folds = _stratified_folds(truth, seed, None if groups is None else groups[subset])
+        scores = {}
+        for penalty in strengths:
+            fit = partial(fit_logistic_regression, strength=penalty)
+            scores[penalty] = _score(held_out_logits(coordinates, truth, n_classes, fit, [folds])[0], truth)
+        strength = max(strengths, key=lambda penalty: (scores[penalty], penalty))
+        score = scores[strength]
     fitted = fit_logistic_regression(standard.coordinates, labels, n_classes, strength)
     weight, bias = standard.unstandardise(fitted.weight, fitted.bias.clamp(min=ABSENT_LOGIT))
     return Head(weight.float(), bias.float(), strength, score)
-
-
-def _choose_penalty(
-    standard: Tensor, labels: Tensor, n_classes: int, seed: int, strengths: Sequence[float], groups: Tensor | None
-) -> tuple[float, float | None]:
-    """Return the best penalty and its cross-validated score, measured on a sample of a large set to save time."""
-    if (labels.ndim == 1 and int((labels.unique(return_counts=True)[1] > 1).sum()) < 2) or len(labels) < N_FOLDS:
-        return DEFAULT_STRENGTH, None
-    subset = stratified_sample(labels, MAX_COMPARED, seed)
-    features, truth = standard[subset], labels[subset]
-    folds = _stratified_folds(truth, seed, None if groups is None else groups[subset])
-
-    def score(strength: float) -> float:
-        fit = partial(fit_logistic_regression, strength=strength)
-        return _score(held_out_logits(features, truth, n_classes, fit, [folds])[0], truth)
-
-    scores = [score(strength) for strength in strengths]
-    best = max(range(len(strengths)), key=lambda index: (scores[index], index))
-    return strengths[best], scores[best]
 
 
 def held_out_logits(features: Tensor, labels: Tensor, n_classes: int, fit: FitHead, splits: Sequence[Folds]) -> Tensor:

@@ -140,12 +140,6 @@ def calibrated_losses(predictions: Predictions) -> list[float]:
     return [round(loss, 4) for loss in losses.tolist()]
 
 
-def is_clearly_lower(losses: Sequence[float], other_losses: Sequence[float]) -> bool:
-    """Return whether the mean of `losses`, of the same images, is lower by more than one standard error of the mean."""
-    leads = np.subtract(other_losses, losses)
-    return bool(leads.mean() > leads.std() / math.sqrt(leads.size))
-
-
 def accuracies_differ(score: float, other_score: float, n_images: int, errors: float = 1.0) -> bool:
     """Return whether two accuracies on `n_images` images differ by more than `errors` standard errors."""
     variance = sum(accuracy * (1 - accuracy) for accuracy in (score, other_score)) / max(n_images, 1)

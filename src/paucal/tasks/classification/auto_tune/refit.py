@@ -20,8 +20,9 @@ from paucal.data.images import ImageSet
 from paucal.evaluation.calibration import fit_temperature
 from paucal.evaluation.predictions import Predictions
 from paucal.runner.console import Console
+from paucal.runner.images import compute_frozen_features
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.first_model import classifier_in_features, compute_frozen_features
+from paucal.tasks.classification.auto_tune.first_model import classifier_in_features
 from paucal.tasks.classification.auto_tune.heads import DEFAULT_HEAD, HEADS, fit_mixture
 from paucal.tasks.classification.auto_tune.probe import DEFAULT_STRENGTH, Head, fit_head, score_head, stratified_sample
 from paucal.tasks.classification.auto_tune.record import calibrated_losses

@@ -36,9 +36,9 @@ class FittedHead:
     rows: Tensor  # (N,) indices into all training images
     score: float  # score of the best head on the validation images; cross-validated if there are no such images
     seconds_per_image: float  # seconds per image of a forward pass through the frozen network in float32
-    # Comparison with heads that also read the last stages; `race.head` is None if no such head is better.
-    race: HeadComparison
-    race_seconds: float
+    # Comparison with heads that also read the last stages; `comparison.head` is None if no such head is better.
+    comparison: HeadComparison
+    compare_seconds: float
     curve: LearningCurve | None  # learning curve of the best head; None if no curve was measured
     losses: Sequence[float]  # (V,) calibrated losses of the best head on the validation images, in nats
 

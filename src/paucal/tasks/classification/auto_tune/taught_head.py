@@ -35,7 +35,7 @@ def learn_from_teacher(state: TuneState, fitted: FittedHead) -> FittedHead:
     if not soft_terms or not len(val):
         return fitted
     train, targets = torch.from_numpy(data.split_indices("train"))[fitted.rows], torch.from_numpy(data.images.targets)
-    first_head, count = fitted.race.head or fitted.head, fitted.n_images
+    first_head, count = fitted.comparison.head or fitted.head, fitted.n_images
     features = fitted.features[:, : first_head.weight.shape[1]]
     with state.console.progress("predictions of the teacher") as advance:
         loader = eval_loader(data, train.numpy(), setup.card.preprocessing, setup.settings)
@@ -45,9 +45,9 @@ def learn_from_teacher(state: TuneState, fitted: FittedHead) -> FittedHead:
     score = score_head(head, features[count:], targets[val])
     if score < score_head(first_head, features[count:], targets[val]):
         return fitted
-    if fitted.race.head is None:
-        return replace(fitted, head=head, score=score, race=replace(fitted.race, name=HEAD_NAME))
-    return replace(fitted, score=score, race=replace(fitted.race, head=head, name=HEAD_NAME))
+    if fitted.comparison.head is None:
+        return replace(fitted, head=head, score=score, comparison=replace(fitted.comparison, name=HEAD_NAME))
+    return replace(fitted, score=score, comparison=replace(fitted.comparison, head=head, name=HEAD_NAME))
 
 
 def fit_taught_head(features: Tensor, labels: Tensor, probabilities: Tensor, strength: float) -> Head:

@@ -1,5 +1,6 @@
 """Presets for fine-tuning a network from its probe, and short trials of the presets on the user's images."""
 
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,6 @@ from paucal.tasks.classification.auto_tune.record import (
     EvaluatedModel,
     accuracies_differ,
     calibrated_losses,
-    is_clearly_lower,
 )
 from paucal.tasks.classification.trainer_inputs import (
     make_optimization,
@@ -182,7 +182,8 @@ def best_trial_index(trials: Sequence[EvaluatedModel], n_images: int, image_size
     first = tied[0]
     same_size = [index for index in tied if image_sizes[index] == image_sizes[first]]
     lowest = min(same_size, key=lambda index: np.mean(_image_losses(trials[index])))
-    return lowest if is_clearly_lower(_image_losses(trials[lowest]), _image_losses(trials[first])) else first
+    leads = np.subtract(_image_losses(trials[first]), _image_losses(trials[lowest]))
+    return lowest if leads.mean() > leads.std() / math.sqrt(leads.size) else first
 
 
 def _image_losses(trial: EvaluatedModel) -> Sequence[float]:

@@ -183,7 +183,14 @@ def _load_or_run_trial(state: TuneState, preset: TuningPreset, cost: CostEstimat
     details = [trial.details for trial in state.record.trials]
     fractions = [detail["steps"] / detail.get(PLANNED_STEPS, detail["steps"]) for detail in details]
     steps = max(1, int(cost.steps * min([1.0, *fractions])))
-    limit = _trial_time_limit(state, cost, steps)
+    limit = None
+    if is_length_timed(state.setup):
+        eval_seconds = state.eval_seconds(cost.pixel_ratio)
+        step_seconds = max(0.0, cost.epoch_seconds - eval_seconds) / max(1, state.setup.plan.steps_per_epoch)
+        max_seconds = TRIAL_SLACK * (steps * step_seconds + eval_seconds) + TRIAL_START_SECONDS
+        limit = TimePlan(
+            max_seconds, 0.0, 0.0, step_seconds, eval_seconds, most_steps=steps, threads=torch.get_num_threads()
+        )
     trial = run_trial(state.run, trial_setup, preset, steps, state.console, time_plan=limit)
     if trial is None:
         raise KeyboardInterrupt
@@ -193,18 +200,6 @@ def _load_or_run_trial(state: TuneState, preset: TuningPreset, cost: CostEstimat
     steps_text = counted(trial.details["steps"], "step")
     state.console.say(f"trial: {preset.name}: {score} after {steps_text}, {format_duration(trial.seconds)}")
     return trial
-
-
-def _trial_time_limit(state: TuneState, cost: CostEstimate, steps: int) -> TimePlan | None:
-    """Return the time limit of a trial; None if the run has no time budget."""
-    if not is_length_timed(state.setup):
-        return None
-    eval_seconds = state.eval_seconds(cost.pixel_ratio)
-    step_seconds = max(0.0, cost.epoch_seconds - eval_seconds) / max(1, state.setup.plan.steps_per_epoch)
-    max_seconds = TRIAL_SLACK * (steps * step_seconds + eval_seconds) + TRIAL_START_SECONDS
-    return TimePlan(
-        max_seconds, 0.0, 0.0, step_seconds, eval_seconds, most_steps=steps, threads=torch.get_num_threads()
-    )
 
 
 def _estimate_cost(state: TuneState, preset: TuningPreset, n_trials: int) -> CostEstimate | None:
@@ -256,7 +251,11 @@ def _choose_image_size(state: TuneState, preset: TuningPreset, time_fraction: fl
     )
     best: tuple[list[int], float] | None = None
     min_epochs = min(MIN_EPOCHS, MIN_TUNING_STEPS / max(1, setup.plan.steps_per_epoch))
-    for side in list_image_sizes(native, keeps_size):
+    sizes = [native]  # largest first
+    if not keeps_size and len(native) == 1:
+        smaller = [round(fraction * native[0] / 32) * 32 for fraction in (0.72, 0.57)]
+        sizes += [[side] for side in smaller if 96 <= side < native[0]]
+    for side in sizes:
         pixel_ratio = _pixel_ratio(state, side)
         has_head = side == native or (state.run.path / head_file_name(side)).exists()
         head_seconds = 0.0 if has_head else pixel_ratio * state.image_seconds * (counts["train"] + counts["val"])
@@ -274,14 +273,6 @@ def _choose_image_size(state: TuneState, preset: TuningPreset, time_fraction: fl
         if epochs >= preset.target_epochs:
             break
     return best
-
-
-def list_image_sizes(probe_size: Sequence[int], is_fixed: bool) -> list[list[int]]:
-    """Return the image sizes to try for tuning, largest first; only `probe_size` if the size is fixed."""
-    if is_fixed or len(probe_size) > 1:
-        return [list(probe_size)]
-    smaller = [round(fraction * probe_size[0] / 32) * 32 for fraction in (0.72, 0.57)]
-    return [[probe_size[0]], *([side] for side in smaller if 96 <= side < probe_size[0])]
 
 
 def _cached_seconds_per_image(state: TuneState, preset: TuningPreset, side: list[int]) -> float | None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import numpy as np
@@ -10,16 +10,18 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from paucal.data.checking.survey import image_digests
 from paucal.data.images import ImageSet, evenly_spaced
+from paucal.data.splits.split_csv import write_split
 from paucal.evaluation.familiarity import fit_familiarity
 from paucal.evaluation.predictions import Predictions, predict_in_order
+from paucal.evaluation.seen_images import UNLABELLED_IMAGES
 from paucal.models.trained import save_trained
-from paucal.runner.images import eval_loader
+from paucal.runner.images import compute_frozen_features, eval_loader
 from paucal.runs.weights import MAX_WEIGHTS_BYTES, read_weights, save_weights
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.first_model import (
     classifier_in_features,
-    compute_frozen_features,
     copy_with_head,
     fit_probe_head,
     training_groups,
@@ -41,12 +43,7 @@ from paucal.tasks.classification.auto_tune.unlabelled_head import (
     make_base_fit,
 )
 from paucal.tasks.classification.frozen_views import max_activation_bytes
-from paucal.tasks.classification.images import (
-    MAX_UNLABELLED,
-    as_training_split,
-    read_unlabelled,
-    store_unlabelled_list,
-)
+from paucal.tasks.classification.images import MAX_UNLABELLED, as_training_split, read_unlabelled
 from paucal.types import UserError
 from paucal.wording import counted, format_duration, percent
 
@@ -79,11 +76,11 @@ def learn_from_unlabelled(state: TuneState) -> None:
     settings, start_time = state.setup.settings, time.monotonic()
     if settings.unlabelled is None or state.record.unlabelled is not None:
         return
-    first = state.first_model or fit_probe_head(state, state.setup, "features of the first model again", race=True)
+    first = state.first_model or fit_probe_head(state, state.setup, "features of the first model again", compare=True)
     images, features = state.setup.data.images.select(np.empty(0, dtype=np.int64)), first.features[:0]
     frozen: FrozenOutputs | None = None
     reason = "too few labelled images to tell whether images without labels help"
-    if first.race.held_out is not None:
+    if first.comparison.held_out is not None:
         try:
             images, features, frozen = _select_images(state, first)
             reason = f"{counted(len(images), 'usable image')} without labels: too few to learn from"
@@ -99,18 +96,18 @@ def learn_from_unlabelled(state: TuneState) -> None:
     labels = torch.from_numpy(state.setup.data.images.targets).long()[train]
     with threadpool_limits(1), state.console.progress("learning from images without labels"):
         count, labelled = len(state.setup.card.classes), first.features[: first.n_images]
-        base, groups = make_base_fit(first.race, first.head, count), training_groups(state.setup.data, first.rows)
-        race = compare_unlabelled_heads(labelled, labels, count, features, base, settings.seed, groups)
-    details |= {"head": race.name, "brier_scores": dict(race.scores), "lead": race.lead, "error": race.error}
+        base, groups = make_base_fit(first.comparison, first.head, count), training_groups(state.setup.data, first.rows)
+        result = compare_unlabelled_heads(labelled, labels, count, features, base, settings.seed, groups)
+    details |= {"head": result.name, "brier_scores": dict(result.scores), "lead": result.lead, "error": result.error}
     score = 0.0
-    if race.weight is not None:
-        score, losses = _save_first_model(state, first, race, images)
+    if result.weight is not None:
+        score, losses = _save_first_model(state, first, result, images)
         details |= {"kept": True, "read_again": _count_images_to_reread(state, len(images)), LOSSES_KEY: losses}
         details |= _store_frozen_outputs(state, frozen)
     _save_step(state, score, start_time, details)
     text = f"{counted(len(images), 'image')} without labels"
-    lead = f"a lead of {race.lead:.3f} ± {race.error:.3f} in cross-validated Brier score"
-    if race.weight is None:
+    lead = f"a lead of {result.lead:.3f} ± {result.error:.3f} in cross-validated Brier score"
+    if result.weight is None:
         state.console.say(f"{text} bring no significant gain ({lead}): the first model is kept")
         return
     held_out = "validation images" if len(state.setup.data.split_indices("val")) else "held-out training images"
@@ -232,7 +229,15 @@ def max_time_fraction(setup: TrainingSetup) -> float:
 def _compute_features(state: TuneState, first: FittedHead, images: ImageSet) -> tuple[Tensor, FrozenOutputs | None]:
     setup, data, rows = state.setup, as_training_split(images), np.arange(len(images))
     network, preprocess, dtype = setup.objective.deployable(), setup.card.preprocessing, state.precision.dtype
-    resumable, frozen = _make_resumable(state, first.staged, len(images)), None
+    resumable, frozen, n_frozen = None, None, _count_frozen_stages(setup)
+    if n_frozen and _is_tuned(setup) and len(setup.data.split_indices("val")) and setup.settings.processes == 1:
+        # Half of each limit, since selecting images makes a second copy, and the weights file also holds the features.
+        max_bytes = min(max_activation_bytes(state.run.path), MAX_WEIGHTS_BYTES) / 2
+        network = network.to(setup.settings.device)
+        with suppress(UserError):  # the network cannot continue after these stages
+            resumable = ResumableFeatureExtractor(
+                network, preprocess.image_size, first.staged, n_frozen, len(images), max_bytes
+            )
     with state.console.progress("features of images without labels") as advance:
         if resumable is None:
             features = compute_frozen_features(
@@ -244,22 +249,6 @@ def _compute_features(state: TuneState, first: FittedHead, images: ImageSet) -> 
                 features = predict_in_order(resumable, loader, rows, setup.settings.device, advance, dtype)
                 frozen = resumable.get_stored_outputs(state.precision.speed)
     return features, frozen
-
-
-def _make_resumable(state: TuneState, staged: bool, n_images: int) -> ResumableFeatureExtractor | None:
-    """Return a wrapper of the network that stores frozen outputs; None if this is not supported or not needed."""
-    setup, n_frozen = state.setup, _count_frozen_stages(state.setup)
-    if not (n_frozen and _is_tuned(setup) and len(setup.data.split_indices("val")) and setup.settings.processes == 1):
-        return None
-    network = setup.objective.deployable().to(setup.settings.device)
-    # Half of each limit, since selecting images makes a second copy, and the weights file also holds the features.
-    max_bytes = min(max_activation_bytes(state.run.path), MAX_WEIGHTS_BYTES) / 2
-    try:
-        return ResumableFeatureExtractor(
-            network, setup.card.preprocessing.image_size, staged, n_frozen, n_images, max_bytes
-        )
-    except UserError:  # the network cannot continue after these stages
-        return None
 
 
 def _in_distribution_mask(first: FittedHead, features: Tensor, width: int | None) -> Tensor:
@@ -274,16 +263,17 @@ def _in_distribution_mask(first: FittedHead, features: Tensor, width: int | None
 
 
 def _save_first_model(
-    state: TuneState, first: FittedHead, race: UnlabelledHeadComparison, images: ImageSet
+    state: TuneState, first: FittedHead, comparison: UnlabelledHeadComparison, images: ImageSet
 ) -> tuple[float, Sequence[float]]:
     """Save the network with the new head as the first model; return the head's score and validation losses."""
-    setup, held_out = state.setup, race.held_out
-    if race.weight is None or race.bias is None or held_out is None:
+    setup, held_out = state.setup, comparison.held_out
+    if comparison.weight is None or comparison.bias is None or held_out is None:
         raise ValueError("no head that uses unlabelled images is better")
     accuracy = float(held_out.is_correct.double().mean())
-    head = Head(race.weight, race.bias, first.head.strength, accuracy)
+    head = Head(comparison.weight, comparison.bias, first.head.strength, accuracy)
     save_trained(state.run, *copy_with_head(setup.objective.deployable(), setup.card, head, first.staged))
-    store_unlabelled_list(state.run, images)
+    # List the images, so that an evaluation can detect that the run learned from them.
+    write_split(state.run.path / UNLABELLED_IMAGES, images, as_training_split(images).split, image_digests(images))
     val = torch.from_numpy(setup.data.split_indices("val"))
     if not len(val):
         store_held_out_logits(state.run, held_out, first.rows)

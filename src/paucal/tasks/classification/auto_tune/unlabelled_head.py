@@ -99,13 +99,13 @@ class UnlabelledHeadComparison:
     held_out: HeldOutLogits | None = None  # cross-validated logits of the best head; None for `LABELS_ALONE`
 
 
-def make_base_fit(race: HeadComparison, last: Head, n_classes: int) -> FitBase:
-    """Return a function that fits the best head of `race` to other (N, D + S) features; `last` is the default head."""
-    width, temperature = last.weight.shape[1], 1.0 if race.held_out is None else race.held_out.temperature
+def make_base_fit(comparison: HeadComparison, last: Head, n_classes: int) -> FitBase:
+    """Return a function that fits the best head of a comparison to (N, D + S) features; `last` is the default head."""
+    width, temperature = last.weight.shape[1], 1.0 if comparison.held_out is None else comparison.held_out.temperature
 
     def fit(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        if race.mixture:
-            return fit_mixture(features, labels, n_classes, race.mixture)
+        if comparison.mixture:
+            return fit_mixture(features, labels, n_classes, comparison.mixture)
         weight, bias = fit_raw_logistic_regression(features[:, :width], labels, n_classes, last.strength)
         padded_weight = torch.zeros(n_classes, features.shape[1])
         padded_weight[:, :width] = weight / temperature
