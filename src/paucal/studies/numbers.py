@@ -270,7 +270,10 @@ def count_wins(data_sets: Sequence[ScoresBySeed], baseline: Sequence[ScoresBySee
     """
     seeds = [seed for seed in data_sets[0] if all(seed in scores for scores in (*data_sets, *baseline))]
     pairs = list(zip(data_sets, baseline, strict=True))
-    return {seed: sum(round(a[seed], WIN_DECIMALS) > round(b[seed], WIN_DECIMALS) for a, b in pairs) for seed in seeds}
+    return {
+        seed: sum(round(scores[seed], WIN_DECIMALS) > round(base[seed], WIN_DECIMALS) for scores, base in pairs)
+        for seed in seeds
+    }
 
 
 def measured_in_other_studies(study: Study, folder: Path) -> dict[str, Numbers]:

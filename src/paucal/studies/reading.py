@@ -157,8 +157,8 @@ def _make_study(name: str, entry: Mapping[str, Any], models: Mapping[str, Model]
         items = enumerate(_require_list(entry.get(part, []), f"{location}: {part}"), 1)
         parts[part] = [_make_dataclass(kind, item, f"{location}: {part[:-1]} {number}") for number, item in items]
     starts = {
-        k: _make_dataclass(InitialWeights, v, f"{location}: the start {k!r}")
-        for k, v in entry.get("starts", {}).items()
+        start_name: _make_dataclass(InitialWeights, start, f"{location}: the start {start_name!r}")
+        for start_name, start in entry.get("starts", {}).items()
     }
     return _make_dataclass(Study, {**entry, **parts, "starts": starts, "name": name, "models": models}, location)
 

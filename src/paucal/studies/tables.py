@@ -98,7 +98,7 @@ def points_of(study: Study, lines: Sequence[TableNumber]) -> list[Point]:
     points = []
     for row in study.rows:
         line_of = {axis: lines_by_name[row.name, study.draws[axis]] for axis in FIGURE_AXES}
-        shown = {a: line.published if line.measured is None else line.measured.value for a, line in line_of.items()}
+        shown = {axis: (line.measured.value if line.measured else line.published) for axis, line in line_of.items()}
         values = {axis: value if isinstance(value, float) else None for axis, value in shown.items()}
         quoted = frozenset(axis for axis, line in line_of.items() if line.measured is None)
         points.append(Point(row.name, values, quoted))

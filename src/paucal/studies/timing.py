@@ -75,16 +75,16 @@ def time_models(study: Study, settings: StudySettings, console: Console) -> Mode
     effort = ON_CPU if device.type == "cpu" else ON_ACCELERATOR
     sentence = _describe_timing(study, rows, device, effort)
     console.say(sentence)
-    bench = _ModelTimer(study, device, effort)
+    timer = _ModelTimer(study, device, effort)
     try:
-        seconds = bench.forecast(rows)
+        seconds = timer.forecast(rows)
     except torch.OutOfMemoryError as problem:
         raise UserError(f"{device} has too little memory for the models of {study.name}: change --device.") from problem
     console.say(f"time: about {format_duration(seconds)}, until {end_time_text(seconds)}")
     speeds: dict[str, ModelSpeed | None] = {}
     for row in rows:
         try:
-            speeds[row.name] = speed = bench.speed(row)
+            speeds[row.name] = speed = timer.speed(row)
             console.say(f"{row.name}: {speed.rate.median:.2f} images per second")
         except (UserError, torch.OutOfMemoryError) as problem:
             speeds[row.name] = None

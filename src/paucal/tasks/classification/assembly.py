@@ -128,36 +128,37 @@ def assemble(
     `run` is the run folder, if it exists, as in auto-tuning and when a run is resumed. The split, the preprocessing and
     the auto-tuning record that it contains are used. `opened` are the images if an earlier call has opened them.
     """
-    chosen = _resolve_settings_and_images(settings, origins, bars, run, opened)
-    images = chosen.data.images
-    tune_record = _open_tune_record(chosen.settings, chosen.choice, run, in_memory=images.stream is None)
-    with seeded_random_weights(chosen.settings.seed):
-        spec, notes = backbone_spec(chosen.settings, len(images.classes), images.decode_options.channels)
-        notes = [*check_memory(chosen.settings, spec), *notes]
-        objective = build_objective(chosen.settings, spec)
-    if run is None and not len(chosen.data.split_indices("test")) and too_few_for_test(settings, images):
+    resolved = _resolve_settings_and_images(settings, origins, bars, run, opened)
+    images = resolved.data.images
+    tune_record = _open_tune_record(resolved.settings, resolved.choice, run, in_memory=images.stream is None)
+    with seeded_random_weights(resolved.settings.seed):
+        spec, notes = backbone_spec(resolved.settings, len(images.classes), images.decode_options.channels)
+        notes = [*check_memory(resolved.settings, spec), *notes]
+        objective = build_objective(resolved.settings, spec)
+    if run is None and not len(resolved.data.split_indices("test")) and too_few_for_test(settings, images):
         has_candidates = tune_record is not None and bool(tune_record.candidates)
         # Without a linear probe to cross-validate, even a small set needs a test split.
         if not has_candidates or linear_classifier(objective.deployable()) is None:
             return assemble(settings, origins, bars, run, split_images(settings, images, keep_test=True))
-    chosen, card = _adapt_objective(chosen, objective, spec, bars, run)
+    resolved, card = _adapt_objective(resolved, objective, spec, bars, run)
     if settings.batch_size == "auto":
-        settings, reason = reduce_batch_to_memory(chosen.settings, chosen.data, objective, card)
-        given = {name: text for name, text in chosen.origins.items() if name not in ("batch_size", "accumulate")}
-        chosen = replace(chosen, settings=settings, origins=given, reasons={**chosen.reasons, "batch_size": reason})
-    settings, data = chosen.settings, chosen.data
+        settings, reason = reduce_batch_to_memory(resolved.settings, resolved.data, objective, card)
+        origins = {name: text for name, text in resolved.origins.items() if name not in ("batch_size", "accumulate")}
+        reasons = {**resolved.reasons, "batch_size": reason}
+        resolved = replace(resolved, settings=settings, origins=origins, reasons=reasons)
+    settings, data = resolved.settings, resolved.data
     load_report = load_initial_weights(
-        chosen.weights_source, settings.model, objective, images.classes, settings.init_head
+        resolved.weights_source, settings.model, objective, images.classes, settings.init_head
     )
     if tune_record is not None and run is not None and not run.last.exists():
         load_head(run, objective, settings.img_size)  # tuning starts from the stored head
     check_objective(objective, settings, card, data, is_new=run is None)
     findings = tuple(quick_check(data)) if run is None else ()
-    remarks = _list_remarks(chosen, objective, load_report, findings, is_new=run is None)
-    plan = training_plan(settings, chosen.facts.n_train, chosen.facts.n_classes)
+    remarks = _list_remarks(resolved, objective, load_report, findings, is_new=run is None)
+    plan = training_plan(settings, resolved.facts.n_train, resolved.facts.n_classes)
     return TrainingSetup(
         settings=settings,
-        origins=list_origins(settings, chosen.origins, chosen.reasons),
+        origins=list_origins(settings, resolved.origins, resolved.reasons),
         data=data,
         plan=replace(plan, total_steps=0) if tune_record is not None and not tune_record.tune else plan,
         objective=objective,
@@ -180,18 +181,18 @@ def _resolve_settings_and_images(
     source = WeightsSource() if chooses_weights else find_initial_weights(settings, run)
     data, choice = opened or _open_images(settings, bars, run), WeightsChoice((), "")
     while True:
-        known_settings, known_origins = settings, origins
+        run_settings, run_origins = settings, origins
         if chooses_weights:
-            known_settings, known_origins, choice = _choose_initial_weights(settings, origins, data)
-            source = find_initial_weights(known_settings)
-        facts = _collect_facts(data, source, known_settings.init)
-        all_settings, reasons = resolve_training(known_settings, facts)
-        hardware(all_settings)  # raises an error for a missing device before images are decoded
-        decoded, skipped_images = _decode_at_size(all_settings, data, bars, run, opened)
+            run_settings, run_origins, choice = _choose_initial_weights(settings, origins, data)
+            source = find_initial_weights(run_settings)
+        facts = _collect_facts(data, source, run_settings.init)
+        resolved_settings, reasons = resolve_training(run_settings, facts)
+        hardware(resolved_settings)  # raises an error for a missing device before images are decoded
+        decoded, skipped_images = _decode_at_size(resolved_settings, data, bars, run, opened)
         if not skipped_images:
             return _SettingsAndImages(
-                settings=all_settings,
-                origins=known_origins,
+                settings=resolved_settings,
+                origins=run_origins,
                 reasons=reasons,
                 data=decoded,
                 facts=facts,
@@ -202,10 +203,10 @@ def _resolve_settings_and_images(
 
 
 def _adapt_objective(
-    chosen: _SettingsAndImages, objective: Objective, spec: BackboneSpec, bars: Bars, run: RunFolder | None
+    resolved: _SettingsAndImages, objective: Objective, spec: BackboneSpec, bars: Bars, run: RunFolder | None
 ) -> tuple[_SettingsAndImages, ModelCard]:
-    """Adapt the objective to the labels of the images; return `chosen` with any label maps, and the `ModelCard`."""
-    settings, data, images, source = chosen.settings, chosen.data, chosen.data.images, chosen.weights_source
+    """Adapt the objective to the labels of the images; return `resolved` with any label maps, and the `ModelCard`."""
+    settings, data, images, source = resolved.settings, resolved.data, resolved.data.images, resolved.weights_source
     use_sigmoids_if_multi_label(settings, data, objective)
     if objective.data_request.label_maps:
         with bars("reading label maps") as advance:
@@ -225,18 +226,18 @@ def _adapt_objective(
     if images.multi_hot is not None:
         # Runs with validation images choose other thresholds after training.
         card = card.with_thresholds([DEFAULT_THRESHOLD] * len(images.classes))
-    return replace(chosen, data=data), card
+    return replace(resolved, data=data), card
 
 
 def _list_remarks(
-    chosen: _SettingsAndImages,
+    resolved: _SettingsAndImages,
     objective: Objective,
     load_report: LoadReport | None,
     findings: Sequence[Finding],
     is_new: bool,
 ) -> list[str]:
     """Return the sentences to print before the run starts."""
-    settings, data, images, choice = chosen.settings, chosen.data, chosen.data.images, chosen.choice
+    settings, data, images, choice = resolved.settings, resolved.data, resolved.data.images, resolved.choice
     unlabelled_remarks = []
     if is_new and settings.unlabelled is not None:
         unlabelled = open_unlabelled(settings)
@@ -251,7 +252,7 @@ def _list_remarks(
         *unlabelled_remarks,
         *([STREAMED_REMARK] if images.stream is not None and choice.candidates else ()),
         *(f"{finding.text}; {finding.advice}" for finding in findings if finding.level != "note"),
-        *remarks_on_plan(settings, chosen.facts.n_train),
+        *remarks_on_plan(settings, resolved.facts.n_train),
         *(load_report.lines() if load_report else ()),
         *initial_weights_overlap_remarks(settings.init, images, data.split),
         *tuning_remarks(settings, objective),

@@ -59,7 +59,7 @@ class FinalEvaluation:
     """The evaluation of a run's final model."""
 
     report: Report
-    finish: PostTrainingChanges
+    changes: PostTrainingChanges
     calibrated: Calibration | None  # effect of temperature scaling; None if no temperature was fitted
 
 
@@ -69,7 +69,7 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
     If there are no test images, the cross-validated scores of the first model are reported. The test images are divided
     among all processes. Every process returns the result; only rank 0 writes files.
     """
-    finish = finish_model(run, setup, outcome, console)
+    changes = finish_model(run, setup, outcome, console)
     images, train, classes = setup.data.images, setup.data.split_indices("train"), setup.card.classes
     folder, train_labels = run.evaluation("test"), torch.from_numpy(images.labels[train]).long()
     if not len(setup.data.split_indices("test")) and (run.path / HELD_OUT_FILE).is_file():
@@ -78,15 +78,15 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
         first_repeat = Predictions(torch.from_numpy(train)[held_out.rows], held_out.logits[0].float(), held_out.labels)
         repeated = held_out.is_correct.numpy(), held_out.folds
         report = record_classification(folder, run.plots, first_repeat, images, classes, train_labels, repeated)
-        return _write_and_print(run, setup, outcome, FinalEvaluation(report, finish, None), console)
+        return _write_and_print(run, setup, outcome, FinalEvaluation(report, changes, None), console)
     wait_for_all()  # until rank 0 has written the model file
     # Load the stored model, so that exactly the deployed model is evaluated.
     uncalibrated = predict_split(load_trained(run, setup.settings.device), setup, "test", console, "testing")
     uncalibrated = uncalibrated.in_groups(setup.data.split.groups)
-    predictions = uncalibrated.at_temperature(finish.temperature)
+    predictions = uncalibrated.at_temperature(changes.temperature)
     if rank() != 0:
         if setup.card.is_multi_label:
-            report = multi_label_report(predictions, classes, finish.thresholds or setup.card.thresholds or ())
+            report = multi_label_report(predictions, classes, changes.thresholds or setup.card.thresholds or ())
         else:
             report = classification_report(predictions, classes, train_labels)
         return Result(run.path, report, outcome.seconds)
@@ -96,10 +96,10 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
         report = record_multi_label(folder, run.plots, predictions, images, read_card(run))
     else:
         report = record_classification(folder, run.plots, predictions, images, classes, train_labels)
-    calibrated = calibration(uncalibrated, finish.temperature, finish.images) if finish.images else None
+    calibrated = calibration(uncalibrated, changes.temperature, changes.images) if changes.images else None
     if not setup.card.is_multi_label:
         draw_mistakes(run.plots, predictions, images, load_trained(run), console.say)
-    return _write_and_print(run, setup, outcome, FinalEvaluation(report, finish, calibrated), console)
+    return _write_and_print(run, setup, outcome, FinalEvaluation(report, changes, calibrated), console)
 
 
 def _write_and_print(
@@ -119,17 +119,17 @@ def _write_and_print(
 
 def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation) -> dict[str, Any]:
     """Return the content of `summary.json` without the next steps; the report page shows this content."""
-    data, card, finish = setup.data, setup.card, evaluation.finish
+    data, card, changes = setup.data, setup.card, evaluation.changes
     per_class = {
         part: dict(zip(card.classes, data.images.class_counts(data.split_indices(part)).tolist(), strict=True))
         for part in data.counts()
     }
     scored = scored_part(evaluation.report).replace("-", "_")
-    keeps_one_epoch, measure = bool(outcome.best) and not finish.epochs, data.primary_metric
+    keeps_one_epoch, measure = bool(outcome.best) and not changes.epochs, data.primary_metric
     first_model = None if setup.tune_record is None else setup.tune_record.first_model
     kept_score = outcome.best.get(measure.column)
-    if finish.epochs:
-        kept_score = finish.score
+    if changes.epochs:
+        kept_score = changes.score
     elif not outcome.best and first_model is not None:
         kept_score = first_model.score
     return {
@@ -142,10 +142,10 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         "part_images": data.counts(),  # differs from the sums over classes if images may have several labels or none
         "grid": setup.grid_text if read_card(run).backbone.image_size == setup.card.backbone.image_size else None,
         "epochs": outcome.epochs_done(setup.settings.epochs),
-        "rungs": step_rows(setup.tune_record, outcome, finish, measure),
-        "kept": None if keeps_one_epoch else kept_model_text(run, setup, outcome, finish),
+        "rungs": step_rows(setup.tune_record, outcome, changes, measure),
+        "kept": None if keeps_one_epoch else kept_model_text(run, setup, outcome, changes),
         f"kept_val_{measure.score}": kept_score,
-        "averaged_epochs": list(finish.epochs),
+        "averaged_epochs": list(changes.epochs),
         "calibration": None if evaluation.calibrated is None else asdict(evaluation.calibrated),
         "selected": setup.is_selected,
         "best_epoch": outcome.best.get("epoch"),
@@ -153,7 +153,7 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         "seconds": round(total_seconds(setup.tune_record, outcome), 1),
         f"{scored}_{measure.score}": evaluation.report.scores[measure.score].value,
         "learning_curve": read_curve_sentence(run),
-        "remarks": [*setup.remarks, *outcome.remarks, *filter(None, [finish.mirrored])],
+        "remarks": [*setup.remarks, *outcome.remarks, *filter(None, [changes.mirrored])],
     }
 
 
@@ -168,17 +168,17 @@ def result_lines(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluat
         f"{images_text(report.images, report.groups)}); {baseline}: {baseline_score}",
         *filter(None, [usual_metric_line(report, setup.data.images.name), read_curve_sentence(run)]),
         *([calibration_line(evaluation.calibrated)] if evaluation.calibrated else []),
-        *filter(None, [evaluation.finish.mirrored]),
+        *filter(None, [evaluation.changes.mirrored]),
         f"trained: {setup.describe()}, {setup.settings.method}, "
         f"epochs: {outcome.epochs_done(setup.settings.epochs)}, "
         f"{total_seconds(setup.tune_record, outcome):.0f} s; "
-        f"kept: {kept_model_text(run, setup, outcome, evaluation.finish)}",
+        f"kept: {kept_model_text(run, setup, outcome, evaluation.changes)}",
     ]
 
 
-def kept_model_text(run: RunFolder, setup: TrainingSetup, outcome: Outcome, finish: PostTrainingChanges) -> str:
+def kept_model_text(run: RunFolder, setup: TrainingSetup, outcome: Outcome, changes: PostTrainingChanges) -> str:
     """Return which model was kept, and why, as text; with the model's image size if tuning used another size."""
-    text = describe_kept_model(setup.tune_record, outcome, finish, setup.is_selected)
+    text = describe_kept_model(setup.tune_record, outcome, changes, setup.is_selected)
     height, width = read_card(run).backbone.image_size
     is_tuned_size = (height, width) == setup.card.backbone.image_size
     return text if is_tuned_size else f"{text}; the model takes images of {height}x{width} pixels"
@@ -242,7 +242,7 @@ def command_with_changed_settings(setup: TrainingSetup, **changes: Any) -> str:
 
 
 def step_rows(
-    record: TuneRecord | None, outcome: Outcome, finish: PostTrainingChanges, measure: PrimaryMetric
+    record: TuneRecord | None, outcome: Outcome, changes: PostTrainingChanges, measure: PrimaryMetric
 ) -> list[dict[str, Any]]:
     """Return a row per step, with the step's name, score and duration, and whether its model is the final model."""
     if record is None or record.probe is None:
@@ -257,7 +257,7 @@ def step_rows(
     text = f"probe: linear head on frozen features of {images} images, {size} pixels"
     if "head" in probe.details:  # missing in earlier runs
         text += f", {probe.details['head']}"
-    keeps_first_model = not outcome.best and not finish.epochs
+    keeps_first_model = not outcome.best and not changes.epochs
     rows.append(_step_row(text, probe.score, probe.seconds, kept=keeps_first_model and record.first_model is probe))
     if (unlabelled_step := record.unlabelled) is not None:
         details, is_kept = unlabelled_step.details, record.first_model is unlabelled_step
@@ -269,34 +269,34 @@ def step_rows(
     if outcome.rows:
         scores = [row[measure.column] for row in outcome.rows if measure.column in row]
         name = "tuned: the best epoch" if scores else "tuned: the last epoch"
-        is_kept = bool(outcome.best) and not finish.epochs
+        is_kept = bool(outcome.best) and not changes.epochs
         rows.append(_step_row(name, max(scores, default=None), outcome.seconds, kept=is_kept))
-    if finish.epochs:
-        rows.append(_step_row(_describe_final_weights(finish), finish.score, 0.0, kept=True))
+    if changes.epochs:
+        rows.append(_step_row(_describe_final_weights(changes), changes.score, 0.0, kept=True))
     return rows
 
 
-def _describe_final_weights(finish: PostTrainingChanges) -> str:
-    epochs = ", ".join(map(str, finish.epochs))
-    text = f"epoch {epochs}" if len(finish.epochs) == 1 else f"the mean of the weights of epochs {epochs}"
-    return f"{text}, with a head fitted to its features ({finish.head})" if finish.head else text
+def _describe_final_weights(changes: PostTrainingChanges) -> str:
+    epochs = ", ".join(map(str, changes.epochs))
+    text = f"epoch {epochs}" if len(changes.epochs) == 1 else f"the mean of the weights of epochs {epochs}"
+    return f"{text}, with a head fitted to its features ({changes.head})" if changes.head else text
 
 
 def describe_kept_model(
-    record: TuneRecord | None, outcome: Outcome, finish: PostTrainingChanges, selected: bool
+    record: TuneRecord | None, outcome: Outcome, changes: PostTrainingChanges, selected: bool
 ) -> str:
     """Return which weights the final model has, and why, as text; `selected` says whether an epoch was selected."""
-    if finish.by_loss:
-        other_losses = "those of its tuned head and the first model" if finish.head else "the first model's"
+    if changes.by_loss:
+        other_losses = "those of its tuned head and the first model" if changes.head else "the first model's"
         return (
-            f"{_describe_final_weights(finish)}: its loss on the validation images is lower than {other_losses}, "
+            f"{_describe_final_weights(changes)}: its loss on the validation images is lower than {other_losses}, "
             "at nearly equal accuracy"
         )
-    if finish.head:
-        weights = _describe_final_weights(finish)
+    if changes.head:
+        weights = _describe_final_weights(changes)
         return f"{weights}: better on the validation images than its tuned head and the first model"
-    if finish.epochs:
-        return f"{_describe_final_weights(finish)}, better on the validation images than each of them"
+    if changes.epochs:
+        return f"{_describe_final_weights(changes)}, better on the validation images than each of them"
     if record is not None and record.probe is not None and not outcome.best:
         if not outcome.rows:
             return record.plan

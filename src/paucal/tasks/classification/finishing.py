@@ -61,26 +61,26 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
     if validation is None:
         return PostTrainingChanges()
     wait_for_all()  # until rank 0 has written the files
-    finish, epoch_store = PostTrainingChanges(), kept_epochs(run, validation)
+    changes, epoch_store = PostTrainingChanges(), kept_epochs(run, validation)
     if epoch_store is not None and outcome.rows:
-        finish, tuned = _try_average(run, setup, outcome, epoch_store, validation, console)
+        changes, tuned = _try_average(run, setup, outcome, epoch_store, validation, console)
         if tuned is not None:
-            finish = _try_refitted_head(run, setup, outcome, finish, tuned, console)
+            changes = _try_refitted_head(run, setup, outcome, changes, tuned, console)
     if setup.settings.calibrate == "none" and not setup.card.is_multi_label:
-        return finish
+        return changes
     model = load_trained(run, setup.settings.device)
     predictions = predict_split(model, setup, "val", console, "calibrating")
     if setup.card.is_multi_label:
         thresholds = choose_thresholds(predictions.probabilities, predictions.labels)
         _replace_model(run, model, model.card.with_thresholds(thresholds))
-        return replace(finish, thresholds=thresholds)
+        return replace(changes, thresholds=thresholds)
     temperature = fit_temperature(predictions.logits, predictions.labels)
     _replace_model(run, model, model.card.at_temperature(temperature))
     mirrored = ""
     if setup.settings.hflip:  # `hflip` is False if a mirror image may belong to another class
         logits = predict_split(model.mirrored(), setup, "val", console, "calibrating").logits
         mirrored = mirror_sentence(predictions.logits / temperature, logits / temperature, predictions.labels)
-    return replace(finish, temperature=temperature, images=len(predictions), mirrored=mirrored)
+    return replace(changes, temperature=temperature, images=len(predictions), mirrored=mirrored)
 
 
 def mirror_sentence(plain: Tensor, mirrored: Tensor, labels: Tensor) -> str:
@@ -178,7 +178,7 @@ def _try_refitted_head(
     run: RunFolder,
     setup: TrainingSetup,
     outcome: Outcome,
-    finish: PostTrainingChanges,
+    changes: PostTrainingChanges,
     tuned: _TunedNetwork,
     console: Console,
 ) -> PostTrainingChanges:
@@ -186,16 +186,16 @@ def _try_refitted_head(
     record = setup.tune_record
     first = None if record is None else record.first_model
     if record is None or first is None:
-        return finish
+        return changes
     refitted = refit_head(setup, tuned.module, console, _find_unlabelled(run, setup, record, console))
     if refitted is None:
-        return finish
+        return changes
     score, losses = first.score, first.details.get(LOSSES_KEY, ())
-    if outcome.best or finish.epochs:
+    if outcome.best or changes.epochs:
         score, losses = tuned.score, _validation_losses(setup, tuned.module)
     better = bool(losses) and is_better(refitted.score, refitted.losses, score, losses)
     if not broadcast_value(better):  # all processes follow rank 0, since fits on other processes may differ slightly
-        return finish
+        return changes
     if rank() == 0:
         save_trained(run, *copy_with_head(tuned.module, setup.card, refitted.head, refitted.staged))
     wait_for_all()
@@ -203,7 +203,7 @@ def _try_refitted_head(
     by_loss = refitted.score <= score
     comparison = f"{percent(score)} without this head{', where the loss is higher' if by_loss else ''}"
     console.say(f"kept a head fitted to the tuned features, {refitted.name}: {score_text}, {comparison}")
-    return replace(finish, epochs=tuned.epochs, score=refitted.score, by_loss=by_loss, head=refitted.name)
+    return replace(changes, epochs=tuned.epochs, score=refitted.score, by_loss=by_loss, head=refitted.name)
 
 
 def _find_unlabelled(

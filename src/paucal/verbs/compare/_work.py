@@ -230,7 +230,8 @@ def _evaluate(cell: Cell, console: Console) -> None:
         scores = {"mean_iou_scales": {"trained": result.metrics["mean_iou"]}}
     elif cell.verb == EVAL:
         model = initial_weights_settings(initial_weights_cell(cell)).get("init") or str(cell.settings[MODEL])
-        evaluation = {n: value for n, value in verb_settings(cell.settings).items() if n not in MACHINE_SETTINGS}
+        evaluation = verb_settings(cell.settings)
+        evaluation = {name: value for name, value in evaluation.items() if name not in MACHINE_SETTINGS}
         scores = _feature_scores(cell, model, evaluation, console)
     else:
         scores = _feature_scores(cell, str(cell.run.path), {"protocol": ["knn", "linear"], **evaluation}, console)

@@ -140,7 +140,10 @@ def merge_grids(old: Grid, new: Grid) -> Grid:
     require_images(old, new.fingerprint)
     if old.verb != new.verb:
         raise UserError(f"--output: {str(old.folder)!r} contains runs of 'paucal {old.verb}': choose another folder.")
-    _require_equal(old, *({k: v for k, v in grid.shared.items() if k not in WITHOUT_EFFECT} for grid in (old, new)))
+    old_shared, new_shared = (
+        {name: value for name, value in grid.shared.items() if name not in WITHOUT_EFFECT} for grid in (old, new)
+    )
+    _require_equal(old, old_shared, new_shared)
     _require_equal(old, {"lrs": old.rates or None}, {"lrs": new.rates or None})
     arms = {arm.name: arm for arm in old.arms}
     for arm in new.arms:

@@ -96,20 +96,20 @@ def _default_folders() -> Iterator[Path]:
 
 def _make_paths_absolute(verb: str, values: Mapping[str, Any], data_root: str | None = None) -> dict[str, Any]:
     """Return the settings of an arm or of all arms with absolute paths; `data_root` applies to all arms."""
-    to_pin = verb_settings(values)
+    verb_values = verb_settings(values)
     root = {} if data_root is None else {"data_root": data_root}
     if verb == EVAL:
-        to_pin = {name: value for name, value in to_pin.items() if name in ("data", "data_root")}
-        settings: Any = with_absolute_data_paths(DataSettings(**to_pin))
+        verb_values = {name: value for name, value in verb_values.items() if name in ("data", "data_root")}
+        settings: Any = with_absolute_data_paths(DataSettings(**verb_values))
     else:
         job = job_of(verb)
-        settings = job.with_absolute_paths(without_none_init(job.settings_type(**{**root, **to_pin})))
-    pinned = {**values, **{name: getattr(settings, name) for name in to_pin}}
+        settings = job.with_absolute_paths(without_none_init(job.settings_type(**{**root, **verb_values})))
+    absolute = {**values, **{name: getattr(settings, name) for name in verb_values}}
     if values.get("init") == NONE:
-        pinned["init"] = NONE
+        absolute["init"] = NONE
     # `data` may be the name of a published set, which is found below the data root.
-    has_root = "data" in to_pin and settings.data_root is not None
-    return {**pinned, "data_root": settings.data_root} if has_root else pinned
+    has_root = "data" in verb_values and settings.data_root is not None
+    return {**absolute, "data_root": settings.data_root} if has_root else absolute
 
 
 def _threads_of_worker(grid_settings: GridSettings) -> int:

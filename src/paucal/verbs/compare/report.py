@@ -324,6 +324,7 @@ def _run_csv_rows(findings: GridResults) -> list[dict[str, Any]]:
         }
         if outcome := findings.outcome_of(cell):
             row |= {name: getattr(outcome, name) for name in ("epochs", "seconds", "parameters", "macs")}
-            row |= {"val_top1": outcome.validation, **{f"test_{name}": v for name, v in outcome.scores.items()}}
+            row["val_top1"] = outcome.validation
+            row |= {f"test_{name}": value for name, value in outcome.scores.items()}
         rows.append(row)
     return rows

@@ -62,26 +62,26 @@ def _run_until_final(grid: Grid, grid_settings: GridSettings, resume_command: st
     device = grid.shared.get("device")
     while True:
         if grid_settings.on == "slurm":
-            team = SlurmWorkers(grid.folder, grid_settings.jobs, grid_settings.slurm)
+            workers = SlurmWorkers(grid.folder, grid_settings.jobs, grid_settings.slurm)
         elif grid_settings.on == "ray":
-            team = RayWorkers(grid.folder, grid_settings.jobs, grid.threads, device)
+            workers = RayWorkers(grid.folder, grid_settings.jobs, grid.threads, device)
         else:
             own_device = device or ("cuda" if torch.cuda.is_available() else None)
-            team = ProcessWorkers(grid.folder, grid_settings.jobs, grid.threads, own_device)
-        console.say(f"started {team.describe()}")
+            workers = ProcessWorkers(grid.folder, grid_settings.jobs, grid.threads, own_device)
+        console.say(f"started {workers.describe()}")
         try:
-            while team.count_unfinished():
+            while workers.count_unfinished():
                 time.sleep(POLL_SECONDS / 2)
                 reporter.report(read_grid(grid.folder), busy=True)
         except BaseException:
-            team.stop()
+            workers.stop()
             raise
         reporter.report(read_grid(grid.folder))
         if are_all_cells_final(read_grid(grid.folder)):
             return True
-        if not team.n_lost:
+        if not workers.n_lost:
             return False
-        console.say(f"note: {counted(team.n_lost, 'worker')} crashed; starting new workers")
+        console.say(f"note: {counted(workers.n_lost, 'worker')} crashed; starting new workers")
 
 
 def require_workers(on: str, slurm: Sequence[str] | None = None, count: int = 1) -> None:

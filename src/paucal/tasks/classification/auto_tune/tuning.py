@@ -66,7 +66,7 @@ class CostEstimate:
     pixel_ratio: float = 1.0  # number of pixels of an image, divided by the number at the probe's image size
 
     def corrected_by(self, seconds: float, eval_seconds: float, per_epoch: int) -> "CostEstimate":
-        """Return this estimate with the seconds per epoch that a trial of `seconds`, with its validation, measured."""
+        """Return the estimate with the seconds per epoch of a trial, which took `seconds` with its validation."""
         step_seconds = (seconds - eval_seconds) / self.steps
         return replace(self, epoch_seconds=per_epoch * step_seconds + eval_seconds) if step_seconds > 0 else self
 

@@ -252,7 +252,7 @@ def _compute_features(state: TuneState, first: FittedHead, images: ImageSet) -> 
 
 
 def _in_distribution_mask(first: FittedHead, features: Tensor, width: int | None) -> Tensor:
-    """Return (U,) booleans: whether the last features (`width` columns) are as close as those of held-out images."""
+    """Return (U,) booleans: whether the first `width` features are as close to the training set as held-out images."""
     last, count = first.features[:, :width], first.n_images
     train, held_out = last[:count], last[count:]
     if len(held_out) < MIN_HELD_OUT:
