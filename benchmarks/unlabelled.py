@@ -166,8 +166,8 @@ def measured(
         scores["last features alone"] if race.head is None else accuracy(race.head.scores(staged[judged]))
     )
     scores[STEP] = scores[LABELS_ALONE]
-    if step.weight is not None and step.bias is not None:
-        scores[STEP] = accuracy(staged[judged] @ step.weight.T + step.bias)
+    if step.head is not None:
+        scores[STEP] = accuracy(step.head.scores(staged[judged]))
     given, fit = (staged[pool][labelled], own_labels, classes), make_base_fit(race, head, classes)
     for name, (weight, bias) in fit_heads(*given, compute_principal_axes(staged[pool][others]), fit).items():
         if name != LABELS_ALONE:
@@ -178,7 +178,7 @@ def measured(
             scores[name] = accuracy(staged[judged] @ weight.T + bias)
     if options.ways:
         scores |= soft_targets(found["last"].double(), labels, pool, judged, labelled, others, head)
-    return {"accuracy": scores, "brier_scores": dict(step.scores), "lead": step.lead, "error": step.error}
+    return {"accuracy": scores, "brier_scores": dict(step.losses), "lead": step.lead, "error": step.lead_error}
 
 
 def staged_features(found: dict[str, Tensor]) -> Tensor:

@@ -212,9 +212,13 @@ def _train_teacher(call: Call, selection: Mapping[str, Any], small: Scale, share
     settings = {
         "init": "none",
         **{name: value for name, value in small.set.items() if name not in SELECTION_SETTINGS},
-        **{"model": teacher.name, "model_args": list(teacher.args), "method": "supervised"},
+        "model": teacher.name,
+        "model_args": list(teacher.args),
+        "method": "supervised",
         "img_size": [small.side if small.start_training is None else small.start_training.side],
-        **{"epochs": teacher.epochs, "lr": teacher.lr, **selection},
+        "epochs": teacher.epochs,
+        "lr": teacher.lr,
+        **selection,
     }
     grid_settings, arms = call.grid_settings(call.folder / "teacher", [0]), [Arm("teacher", None, None, settings)]
     grid = prepare_grid(grid_settings, arms, shared, "the teacher of a study", console)

@@ -40,7 +40,7 @@ class StudyRunSettings:
 class StudyWorkerSettings:
     """The workers that compute the runs, and the folder of the study."""
 
-    help_group = "who computes"
+    help_group = "workers"
     device: str | None = option("cpu, cuda or mps; by default as in 'paucal train'")
     workers: int | None = option("image-loading processes of each worker", low=0, high=64)
     output: str | None = option("folder of the study; by default runs/study-NAME-SCALE")

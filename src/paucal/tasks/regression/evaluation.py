@@ -120,7 +120,7 @@ def format_regression_score(score: Score, name: str) -> tuple[str, str]:
 
 
 def interval_text(interval: str, report: RegressionReport) -> str:
-    """Return a text with the number of images, after the 95 % interval if `interval` is not empty."""
+    """Return the 95 % interval, unless it is empty, and the number of images as text."""
     return (f"95 % interval {interval}, " if interval else "") + images_text(report.images, report.groups)
 
 

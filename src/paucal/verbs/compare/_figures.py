@@ -1,7 +1,5 @@
 """Figures of a comparison: differences with confidence intervals, scores of all runs, and validation curves."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -87,13 +85,14 @@ def curves_figure(findings: GridResults) -> Figure | None:
             x = [row.get(x_column, index) for index, row in enumerate(run.rows, start=1)]
             y = [100 * row["val_top1"] for row in run.rows]
             points.append((x, y))
-            axes.plot(x, y, color=colour, lw=1, alpha=0.35, marker=_marker(x))
+            marker = "o" if len(x) == 1 else ""  # a single point would be invisible without a marker
+            axes.plot(x, y, color=colour, lw=1, alpha=0.35, marker=marker)
         # Curves are averaged over the range that all curves of the arm cover.
         low, high = max(x[0] for x, _ in points), min(x[-1] for x, _ in points)
         mean_x = np.linspace(low, high, max(2, max(len(x) for x, _ in points)))
         mean_y = np.mean([np.interp(mean_x, x, y) for x, y in points], axis=0)
-        label = plot_label(arm.name, _MAX_NAME)
-        axes.plot(mean_x, mean_y, color=colour, lw=2.4, label=label, marker=_marker(np.unique(mean_x)))
+        marker, label = "o" if low == high else "", plot_label(arm.name, _MAX_NAME)
+        axes.plot(mean_x, mean_y, color=colour, lw=2.4, label=label, marker=marker)
     axes.set_xlabel("epoch" if x_column == "epoch" else "seconds of training")
     axes.set_ylabel("validation accuracy in percent")
     if x_column == "epoch":
@@ -101,11 +100,6 @@ def curves_figure(findings: GridResults) -> Figure | None:
     axes.grid(alpha=0.3)
     axes.legend(fontsize=9)
     return figure
-
-
-def _marker(x: Sequence[float] | np.ndarray) -> str:
-    """Return the marker of a curve: "o" if the curve is a single point, which would be invisible without a marker."""
-    return "o" if len(x) == 1 else ""
 
 
 def _draw_bar(axes: Axes, y: float, score: Score, colour: str, width: float, label: str | None) -> None:

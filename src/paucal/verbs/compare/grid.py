@@ -173,7 +173,7 @@ def _require_equal(grid: Grid, old_settings: Mapping[str, Any], new_settings: Ma
 
 @dataclass(frozen=True)
 class Cell:
-    """One of the runs in a grid of experiments."""
+    """A run of a grid, with its evaluation."""
 
     folder: Path  # folder of the cell, which contains the run
     arm: Arm

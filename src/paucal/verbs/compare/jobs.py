@@ -16,7 +16,7 @@ from paucal.runner.images import open_undecoded
 from paucal.runner.job import AnyJob, RunSetup
 from paucal.runner.time_budget import TimedJob, parse_duration, seconds_per_step
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.tuning import measure_seconds_per_image
+from paucal.tasks.classification.auto_tune.tuning import TIMED_STEPS, measure_seconds_per_image
 from paucal.tasks.classification.job import TrainingJob
 from paucal.tasks.pretraining.job import PretrainingJob
 from paucal.training.trial_step import trial_steps
@@ -24,7 +24,6 @@ from paucal.verbs.compare.grid import EVAL, verb_settings
 from paucal.verbs.eval.images import open_image_set
 from paucal.verbs.eval.settings import OpeningSettings
 
-TIMED_STEPS = 2  # number of timed steps, after one warm-up step
 # Largest number of images whose bytes are hashed; for all images, the name, class, split and file size are hashed.
 MAX_HASHED_IMAGES = 2000
 OVERHEAD_SECONDS = 4.0  # time that a classification run needs to open images, draw figures and write the report

@@ -27,12 +27,13 @@ from paucal.tasks.classification.assembly import assemble
 from paucal.tasks.classification.auto_tune import first_model, refit, unlabelled_head
 from paucal.tasks.classification.auto_tune import unlabelled as step
 from paucal.tasks.classification.auto_tune.heads import (
+    HeadComparison,
     HeldOutLogits,
     fit_gaussian,
     fit_soft_gaussian,
     read_held_out_logits,
 )
-from paucal.tasks.classification.auto_tune.probe import fit_logistic_regression
+from paucal.tasks.classification.auto_tune.probe import Head, fit_logistic_regression
 from paucal.tasks.classification.auto_tune.record import EvaluatedModel, TuneRecord
 from paucal.tasks.classification.auto_tune.resumed_features import FROZEN_FILE
 from paucal.tasks.classification.auto_tune.unlabelled_head import (
@@ -40,7 +41,6 @@ from paucal.tasks.classification.auto_tune.unlabelled_head import (
     LABELS_ALONE,
     MEAN_OF_HEADS,
     MIN_LEAD,
-    UnlabelledHeadComparison,
     brier_scores,
     compare_unlabelled_heads,
     compute_principal_axes,
@@ -112,12 +112,12 @@ def test_race__unlabelled_images_of_the_classes_make_the_head_better():
     unlabelled, _ = draw(1500, 5)
     result = compare_unlabelled_heads(features, labels, CLASSES, unlabelled, base, seed=0)
     assert result.name != LABELS_ALONE
-    assert result.lead > result.error > 0
+    assert result.lead > result.lead_error > 0
     assert result.held_out.is_correct.shape == (3, 32)
     others, truth = draw(2000, 6)
     weight, bias = base(features, labels)
     alone = float(((others @ weight.T + bias).argmax(1) == truth).double().mean())
-    both = float(((others @ result.weight.T + result.bias).argmax(1) == truth).double().mean())
+    both = float((result.head.scores(others).argmax(1) == truth).double().mean())
     assert both > alone + 0.03
 
 
@@ -125,8 +125,8 @@ def test_race__unlabelled_images_without_the_classes_change_nothing():
     features, labels = draw(32, 4)
     noise = torch.randn(1500, DIM, generator=torch.Generator().manual_seed(7))
     result = compare_unlabelled_heads(features, labels, CLASSES, noise, base, seed=0)
-    assert (result.name, result.weight) == (LABELS_ALONE, None)
-    assert not result.lead > MIN_LEAD * result.error
+    assert (result.name, result.head) == (LABELS_ALONE, None)
+    assert not result.lead > MIN_LEAD * result.lead_error
 
 
 @pytest.mark.parametrize(("errors", "is_kept"), [(0.4, False), (0.6, True)])
@@ -137,8 +137,8 @@ def test_race__a_lead_of_half_a_standard_error_decides(errors, is_kept, monkeypa
     scores = iter([torch.zeros_like(lead), -lead, 1 - lead])  # of the labels alone and of the two other heads
     monkeypatch.setattr(unlabelled_head, "brier_scores", lambda *_: next(scores))
     result = compare_unlabelled_heads(features, labels, CLASSES, draw(500, 5)[0], base, seed=0)
-    assert result.lead == pytest.approx(errors * result.error)
-    assert (result.weight is not None) == is_kept
+    assert result.lead == pytest.approx(errors * result.lead_error)
+    assert (result.head is not None) == is_kept
 
 
 @pytest.mark.parametrize(("images", "name"), [(40, GAUSSIAN_HEAD), (44, MEAN_OF_HEADS)])
@@ -150,7 +150,7 @@ def test_race__takes_the_gaussian_head_with_few_labels_and_the_most_accurate_one
     heads = {LABELS_ALONE: (0 * right, none), GAUSSIAN_HEAD: (half_right, none), MEAN_OF_HEADS: (right, none)}
     monkeypatch.setattr(unlabelled_head, "fit_heads", lambda *_: heads)
     result = compare_unlabelled_heads(features, labels, CLASSES, draw(500, 5)[0], base, seed=0)
-    assert result.scores[MEAN_OF_HEADS] < result.scores[GAUSSIAN_HEAD] < result.scores[LABELS_ALONE]
+    assert result.losses[MEAN_OF_HEADS] < result.losses[GAUSSIAN_HEAD] < result.losses[LABELS_ALONE]
     assert result.name == name
 
 
@@ -182,7 +182,8 @@ def won(features, labels, n_classes, unlabelled, base, seed, groups):
     logits = torch.nn.functional.one_hot(labels, n_classes).double()[None].repeat(3, 1, 1)
     logits[:, 0] = -logits[:, 0]
     held_out = HeldOutLogits(torch.arange(len(labels)), logits, labels)
-    return UnlabelledHeadComparison(GAUSSIAN_HEAD, weight, torch.zeros(n_classes), {}, 0.2, 0.1, held_out)
+    head = Head(weight, torch.zeros(n_classes), 100.0, None)
+    return HeadComparison(GAUSSIAN_HEAD, head, {}, 0.2, 0.1, held_out)
 
 
 def test_run__keeps_the_better_head_and_deploys_it_as_any_other(data, tmp_path, monkeypatch, capsys):

@@ -105,12 +105,10 @@ def _max_comparison_seconds(state: TuneState) -> float:
 
 def _best_affordable_candidate(state: TuneState, steps: Sequence[EvaluatedModel]) -> EvaluatedModel:
     """Return the best of the candidates that leave time for `MIN_EPOCHS_AFTER` epochs of tuning."""
-    budget = state.record.budget
-    return pick_fastest_good_candidate(
-        select_affordable_candidates(steps, budget - state.spent_seconds, _count_forward_passes(state))
-        if budget
-        else steps
-    )
+    if state.record.budget:
+        seconds_left = state.record.budget - state.spent_seconds
+        steps = select_affordable_candidates(steps, seconds_left, _count_forward_passes(state))
+    return pick_fastest_good_candidate(steps)
 
 
 def _count_forward_passes(state: TuneState) -> float:

@@ -104,12 +104,13 @@ def fit_mixture(
 
 @dataclass(frozen=True)
 class HeadComparison:
-    """Outcome of a comparison of heads by their cross-validated cross-entropy, in nats."""
+    """Outcome of a comparison of heads with a default head, by cross-validated losses."""
 
     name: str = DEFAULT_HEAD  # name of the best head
-    head: Head | None = None  # best head, which also reads the pooled last stages; None if `DEFAULT_HEAD` is best
-    losses: Mapping[str, float] = field(default_factory=dict)  # cross-entropy of each head, by its name
-    lead: float = 0.0  # cross-entropy of `DEFAULT_HEAD` minus that of the best other head
+    head: Head | None = None  # best head, with calibrated logits; None if the default head is best
+    # Cross-entropy in nats, or Brier score of heads that use unlabelled images, by name of the head.
+    losses: Mapping[str, float] = field(default_factory=dict)
+    lead: float = 0.0  # loss of the default head minus that of the best other head
     lead_error: float = 0.0  # standard error of the lead
     held_out: "HeldOutLogits | None" = None  # held-out logits of the best head; None if there are too few images
     mixture: Mapping[str, float] = field(default_factory=dict)  # weights of the heads' logits; empty for `DEFAULT_HEAD`

@@ -7,8 +7,8 @@ from the stored outputs.
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,6 @@ from paucal.types import UserError
 FROZEN_FILE = "unlabelled-frozen.safetensors"  # file that is removed at the end of the run
 BATCH_SIZE = 32  # number of images in a batch of stored outputs
 TOLERANCE = 1e-2  # tolerance for features computed from float16 outputs, relative to the features' standard deviation
-
-_Hooked = TypeVar("_Hooked", FrozenStages, ClassifierInputExtractor, StagePool)
 
 
 @dataclass(frozen=True)
@@ -70,14 +68,16 @@ class ResumableFeatureExtractor(nn.Module):
         self._network, self._n_images, self._max_bytes = network, n_images, max_bytes
         maps = last_stage_poolings(network, image_size) if staged else ()
         images = make_dummy_images(network, image_size).repeat(2, 1, 1, 1)
-        self._hooked: list[FrozenStages | ClassifierInputExtractor | StagePool] = []
+        self._hooks = ExitStack()
         try:
-            self._stages = self._hook(FrozenStages(network, frozen))
-            self._inputs = self._hook(ClassifierInputExtractor(network))
+            self._stages = self._hooks.enter_context(closing(FrozenStages(network, frozen)))
+            self._inputs = self._hooks.enter_context(closing(ClassifierInputExtractor(network)))
             with temporary_eval_mode(network), recorded_outputs(network, [stage.name for stage in maps]) as outputs:
                 self._stages.activations(images)
-            self._frozen_pool = self._hook(StagePool(network, [stage for stage in maps if stage.name in outputs]))
-            self._trained_pool = self._hook(StagePool(network, [stage for stage in maps if stage.name not in outputs]))
+            frozen_pool = StagePool(network, [stage for stage in maps if stage.name in outputs])
+            self._frozen_pool = self._hooks.enter_context(closing(frozen_pool))
+            trained_pool = StagePool(network, [stage for stage in maps if stage.name not in outputs])
+            self._trained_pool = self._hooks.enter_context(closing(trained_pool))
             with temporary_eval_mode(network):
                 self._resume(*self._frozen_outputs(images))
         except (UserError, RuntimeError) as problem:
@@ -128,12 +128,7 @@ class ResumableFeatureExtractor(nn.Module):
 
     def close(self) -> None:
         """Remove the hooks."""
-        for hooked in self._hooked:
-            hooked.close()
-
-    def _hook(self, hooked: _Hooked) -> _Hooked:
-        self._hooked.append(hooked)
-        return hooked
+        self._hooks.close()
 
     def _frozen_outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return the inputs of the first trained stage, and the pooled maps of the frozen stages."""

@@ -36,7 +36,6 @@ MIN_EPOCHS, MIN_TUNING_STEPS = 2, 50
 MIN_EPOCHS_FOR_TRIALS = 4
 UNTRIED_SUFFIX = ", at once"  # appended to a preset's name in the record if the preset is used without a trial
 PLANNED_STEPS = "planned"  # key of the planned number of steps, in the details of a trial
-VALIDATION_IMAGES = "validation images"
 TRIALS_FRACTION = 0.24  # fraction of the remaining time for the trials of all presets
 # A trial may take TRIAL_SLACK times its planned seconds, plus TRIAL_START_SECONDS to start.
 TRIAL_SLACK, TRIAL_START_SECONDS = 1.5, 5.0
@@ -313,7 +312,5 @@ def _prepare_head(state: TuneState, side: list[int]) -> None:
         return
     fitted = fit_probe_head(state, state.reassemble(img_size=side), f"head for images of {side[0]} pixels")
     save_head(state.run, fitted.head, name)
-    state.console.say(
-        f"at {side[0]} pixels, where an epoch is faster, the probe has "
-        f"{setup.data.primary_metric.format_score(fitted.score, VALIDATION_IMAGES)}"
-    )
+    score = setup.data.primary_metric.format_score(fitted.score, "validation images")
+    state.console.say(f"at {side[0]} pixels, where an epoch is faster, the probe has {score}")

@@ -26,8 +26,8 @@ from paucal.tasks.classification.auto_tune.first_model import (
     fit_probe_head,
     training_groups,
 )
-from paucal.tasks.classification.auto_tune.heads import store_held_out_logits
-from paucal.tasks.classification.auto_tune.probe import Head, score_head
+from paucal.tasks.classification.auto_tune.heads import HeadComparison, store_held_out_logits
+from paucal.tasks.classification.auto_tune.probe import score_head
 from paucal.tasks.classification.auto_tune.record import LOSSES_KEY, EvaluatedModel, calibrated_losses
 from paucal.tasks.classification.auto_tune.resumed_features import FROZEN_FILE, FrozenOutputs, ResumableFeatureExtractor
 from paucal.tasks.classification.auto_tune.state import (
@@ -37,11 +37,7 @@ from paucal.tasks.classification.auto_tune.state import (
     is_automatic_setting,
 )
 from paucal.tasks.classification.auto_tune.trials import presets_for
-from paucal.tasks.classification.auto_tune.unlabelled_head import (
-    UnlabelledHeadComparison,
-    compare_unlabelled_heads,
-    make_base_fit,
-)
+from paucal.tasks.classification.auto_tune.unlabelled_head import compare_unlabelled_heads, make_base_fit
 from paucal.tasks.classification.frozen_views import max_activation_bytes
 from paucal.tasks.classification.images import MAX_UNLABELLED, as_training_split, read_unlabelled
 from paucal.types import UserError
@@ -98,16 +94,21 @@ def learn_from_unlabelled(state: TuneState) -> None:
         count, labelled = len(state.setup.card.classes), first.features[: first.n_images]
         base, groups = make_base_fit(first.comparison, first.head, count), training_groups(state.setup.data, first.rows)
         result = compare_unlabelled_heads(labelled, labels, count, features, base, settings.seed, groups)
-    details |= {"head": result.name, "brier_scores": dict(result.scores), "lead": result.lead, "error": result.error}
+    details |= {
+        "head": result.name,
+        "brier_scores": dict(result.losses),
+        "lead": result.lead,
+        "error": result.lead_error,
+    }
     score = 0.0
-    if result.weight is not None:
+    if result.head is not None:
         score, losses = _save_first_model(state, first, result, images)
         details |= {"kept": True, "read_again": _count_images_to_reread(state, len(images)), LOSSES_KEY: losses}
         details |= _store_frozen_outputs(state, frozen)
     _save_step(state, score, start_time, details)
     text = f"{counted(len(images), 'image')} without labels"
-    lead = f"a lead of {result.lead:.3f} ± {result.error:.3f} in cross-validated Brier score"
-    if result.weight is None:
+    lead = f"a lead of {result.lead:.3f} ± {result.lead_error:.3f} in cross-validated Brier score"
+    if result.head is None:
         state.console.say(f"{text} bring no significant gain ({lead}): the first model is kept")
         return
     held_out = "validation images" if len(state.setup.data.split_indices("val")) else "held-out training images"
@@ -263,20 +264,18 @@ def _in_distribution_mask(first: FittedHead, features: Tensor, width: int | None
 
 
 def _save_first_model(
-    state: TuneState, first: FittedHead, comparison: UnlabelledHeadComparison, images: ImageSet
+    state: TuneState, first: FittedHead, comparison: HeadComparison, images: ImageSet
 ) -> tuple[float, Sequence[float]]:
     """Save the network with the new head as the first model; return the head's score and validation losses."""
-    setup, held_out = state.setup, comparison.held_out
-    if comparison.weight is None or comparison.bias is None or held_out is None:
-        raise ValueError("no head that uses unlabelled images is better")
-    accuracy = float(held_out.is_correct.double().mean())
-    head = Head(comparison.weight, comparison.bias, first.head.strength, accuracy)
+    setup, head, held_out = state.setup, comparison.head, comparison.held_out
+    assert head is not None
+    assert held_out is not None
     save_trained(state.run, *copy_with_head(setup.objective.deployable(), setup.card, head, first.staged))
     # List the images, so that an evaluation can detect that the run learned from them.
     write_split(state.run.path / UNLABELLED_IMAGES, images, as_training_split(images).split, image_digests(images))
     val = torch.from_numpy(setup.data.split_indices("val"))
     if not len(val):
         store_held_out_logits(state.run, held_out, first.rows)
-        return accuracy, ()
+        return float(held_out.is_correct.double().mean()), ()
     features, labels = first.features[first.n_images :], torch.from_numpy(setup.data.images.labels).long()[val]
     return score_head(head, features, labels), calibrated_losses(Predictions(val, head.scores(features), labels))

@@ -12,8 +12,8 @@ is chosen if its Brier score is better.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,7 @@ from paucal.tasks.classification.auto_tune.heads import (
 )
 from paucal.tasks.classification.auto_tune.probe import (
     ABSENT_LOGIT,
+    DEFAULT_STRENGTH,
     MAX_COMPARED,
     Head,
     fit_raw_logistic_regression,
@@ -85,20 +86,6 @@ def compute_principal_axes(features: Tensor) -> UnlabelledFeatures:
     return UnlabelledFeatures(features, mean, deviation, axes, rows @ axes)
 
 
-@dataclass(frozen=True)
-class UnlabelledHeadComparison:
-    """Outcome of a comparison of heads that use unlabelled images with the head `LABELS_ALONE`, which uses none."""
-
-    name: str = LABELS_ALONE  # name of the best head
-    weight: Tensor | None = None  # (K, D) float32 calibrated weights of the best head; None for `LABELS_ALONE`
-    bias: Tensor | None = None  # (K,) float32 calibrated biases; None for `LABELS_ALONE`
-    # Cross-validated Brier score of each head, by its name; lower is better.
-    scores: Mapping[str, float] = field(default_factory=dict)
-    lead: float = 0.0  # Brier score of `LABELS_ALONE` minus that of the best other head
-    error: float = 0.0  # standard error of the lead
-    held_out: HeldOutLogits | None = None  # cross-validated logits of the best head; None for `LABELS_ALONE`
-
-
 def make_base_fit(comparison: HeadComparison, last: Head, n_classes: int) -> FitBase:
     """Return a function that fits the best head of a comparison to (N, D + S) features; `last` is the default head."""
     width, temperature = last.weight.shape[1], 1.0 if comparison.held_out is None else comparison.held_out.temperature
@@ -122,8 +109,8 @@ def compare_unlabelled_heads(
     fit_base: FitBase,
     seed: int,
     groups: Tensor | None = None,
-) -> UnlabelledHeadComparison:
-    """Compare heads that learn from unlabelled images with a head that does not, by cross-validation.
+) -> HeadComparison:
+    """Compare heads that learn from unlabelled images with `LABELS_ALONE`, which does not, by cross-validation.
 
     `features` (N, D) and `unlabelled_features` (U, D) are raw. At least two classes have two images or more. `fit_base`
     fits the head to labelled images alone. `groups` are (N,) groups whose images stay in one fold; None for independent
@@ -134,7 +121,7 @@ def compare_unlabelled_heads(
     splits = repeated_folds(truth, seed, None if groups is None else groups[rows])
     is_evaluated, n_folds = find_scorable_images(truth, splits), len(splits[0])
     if not is_evaluated.any():
-        return UnlabelledHeadComparison()
+        return HeadComparison(LABELS_ALONE)
     shape, names = (len(splits), len(truth), n_classes), (LABELS_ALONE, GAUSSIAN_HEAD, MEAN_OF_HEADS)
     logits = {name: torch.empty(shape, dtype=torch.float64) for name in names}
     for repeat, split in enumerate(splits):
@@ -151,7 +138,7 @@ def compare_unlabelled_heads(
     leads = scores[LABELS_ALONE] - scores[min((GAUSSIAN_HEAD, MEAN_OF_HEADS), key=lambda name: means[name])]
     lead, error = float(leads.mean()), float(leads.std()) / math.sqrt(len(leads))
     if not lead > MIN_LEAD * error:
-        return UnlabelledHeadComparison(scores=means, lead=lead, error=error)
+        return HeadComparison(LABELS_ALONE, losses=means, lead=lead, lead_error=error)
     better = [name for name in (GAUSSIAN_HEAD, MEAN_OF_HEADS) if means[name] < means[LABELS_ALONE]]
     best = max(better, key=lambda name: float(held_out[name].is_correct.double().mean()))
     if GAUSSIAN_HEAD in better and len(labels) <= FEW_PER_CLASS * n_classes:
@@ -159,7 +146,9 @@ def compare_unlabelled_heads(
     weight, bias = (
         array / temperatures[best] for array in fit_heads(features, labels, n_classes, pool, fit_base)[best]
     )
-    return UnlabelledHeadComparison(best, weight.float(), bias.float(), means, lead, error, held_out[best])
+    accuracy = float(held_out[best].is_correct.double().mean())
+    head = Head(weight.float(), bias.float(), DEFAULT_STRENGTH, accuracy)
+    return HeadComparison(best, head, means, lead, error, held_out[best])
 
 
 def brier_scores(logits: Tensor, labels: Tensor) -> Tensor:
