@@ -1,4 +1,4 @@
-"""What `paucal study list` and `paucal study show` print, and sentences on the runs of a study: costs and caveats.
+"""Output of `paucal study list` and `paucal study show`, and sentences on the costs and caveats of a study's runs.
 
 The cost at full scale is estimated from the multiply-adds of the models. A training step costs as much as three forward
 passes: one for the forward pass, and two for the gradients of activations and of weights. Pre-training with two crops

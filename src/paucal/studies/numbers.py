@@ -222,7 +222,7 @@ def measure_arm(column: Column, arm: ArmOutcome, baseline: ArmOutcome | None) ->
 def measure_scores(
     column: Column, runs: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]]
 ) -> tuple[Measurement | None, str]:
-    """Return (the measurement from the stored scores of a row and its baseline, ""), or (None, the reason why not)."""
+    """Return (the measurement from stored scores of a row and its baseline, ""), or (None, why there is none)."""
     scores, base = (
         {run["seed"]: score for run in part if (score := score_of(column, run)) is not None}
         for part in (runs, baseline)

@@ -209,7 +209,7 @@ def _try_refitted_head(
 def _find_unlabelled(
     run: RunFolder, setup: TrainingSetup, record: TuneRecord, console: Console
 ) -> ImageSet | FrozenOutputs | None:
-    """Return the unlabelled images that the tuned network reads, or stored outputs of its frozen stages; or None."""
+    """Return unlabelled images for the tuned network, or stored outputs of its frozen stages; None for none."""
     details = {} if record.unlabelled is None else record.unlabelled.details
     if details.get("resumed") and setup.settings.freeze == details["frozen_stages"]:
         is_same_size = details["image_size"] == list(setup.card.preprocessing.image_size)

@@ -1,4 +1,4 @@
-"""What the trainer of a classification run needs: its loaders, augmentation, preprocessing, plan and optimizer."""
+"""Inputs of the trainer of a classification run: loaders, augmentation, preprocessing, plan and optimizer."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -64,7 +64,7 @@ class CollapseWatcher:
         self.on_collapse, self._say, self._get_verdict = on_collapse, say, judge
         self._rows: list[dict[str, float]] = []
         self._history: list[dict[str, Any]] = []
-        self.verdict: Verdict | None = None  # on the newest epoch; None if the epoch is healthy
+        self.verdict: Verdict | None = None  # verdict on the newest epoch; None if it is healthy
         self.healthy_epoch: float | None = None  # newest epoch without a symptom; None before such an epoch
 
     def assess(self, row: Mapping[str, float], silent: bool = False) -> Verdict | None:

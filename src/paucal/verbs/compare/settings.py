@@ -116,7 +116,7 @@ def make_arms(grid_settings: GridSettings, named: Mapping[str, Mapping[str, Any]
 
 
 def baseline_of(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
-    """Return the baseline that an arm is compared with, which has the same fraction of the images; None if it has none.
+    """Return the baseline of an arm, which has the same fraction of the images; None if the arm has no baseline.
 
     If any of the arms with this fraction sets `against`, the baseline is the arm whose `way` is `arm.against`.
     Otherwise, it is the first arm with the same network or, if that arm has the same `way`, with any network.

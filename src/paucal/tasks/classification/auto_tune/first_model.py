@@ -232,7 +232,7 @@ def fit_probe(state: TuneState) -> None:
 
 
 def copy_with_head(network: nn.Module, card: ModelCard, head: Head, staged: bool) -> tuple[nn.Module, ModelCard]:
-    """Return a copy of a network on the CPU with another head, and its card; a `staged` head reads more stages."""
+    """Return a copy of a network on the CPU with another head, and its card; `staged` heads also read last stages."""
     network = copy.deepcopy(network).cpu()
     if staged:
         network = add_stage_classifier(network, card.backbone.image_size)

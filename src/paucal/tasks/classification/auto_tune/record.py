@@ -58,7 +58,7 @@ class TuneRecord:
     trials: tuple[EvaluatedModel, ...] = ()  # finished trials of presets
     plan: str = ""  # text that says why the run has this length or keeps the probe; "" before the decision
     tune: bool = True  # whether the network is fine-tuned after the probe
-    unlabelled: EvaluatedModel | None = None  # head that is also fitted to unlabelled images; None without such a step
+    unlabelled: EvaluatedModel | None = None  # head that is also fitted to unlabelled images; None if not fitted
 
     @property
     def first_model(self) -> EvaluatedModel | None:
@@ -108,7 +108,7 @@ def _read_step(value: Mapping[str, Any]) -> EvaluatedModel:
 
 
 def head_file_name(image_size: Sequence[int]) -> str:
-    """Return the file name of a head that was fitted at an image size other than the probe's, to start tuning from."""
+    """Return the file name of the head from which tuning starts at an image size other than the probe's."""
     return f"head-{'x'.join(map(str, image_size))}.safetensors"
 
 

@@ -144,7 +144,7 @@ def _epoch_seconds(state: TuneState, image_seconds: float, side: Sequence[int]) 
 def _prepare_untried_preset(
     state: TuneState, preset: TuningPreset, cost: CostEstimate, reason: str
 ) -> tuple[TuningPreset, CostEstimate]:
-    """Prepare the head for a preset that is used without a trial, for a reason to print; return preset and cost."""
+    """Print why a preset is used without a trial, and prepare its head; return the preset and its cost."""
     if reason:
         state.console.say(f"note: {reason}; using the most careful preset: {preset.name}")
     _prepare_head(state, cost.image_size)
