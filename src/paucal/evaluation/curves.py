@@ -149,7 +149,7 @@ TITLE_WIDTH = 110  # characters per line of the title of a figure with `PANELS_P
 
 
 def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: Verdict | None) -> Figure:
-    """Draw the metrics that would reveal a collapse, as curves over the epochs, with the verdict as the title.
+    """Draw the metrics from which a collapse is detected over the epochs, with the verdict as the title.
 
     The panels show the entropies of the outputs, the spread and the rank of the features, the norm of the centre, the
     agreement of teacher and student, and the k-NN accuracy. Columns of the region head (`region_...`) are drawn as

@@ -41,7 +41,7 @@ class FromPixels(nn.Module):
 
 @dataclass(frozen=True)
 class Graph:
-    """A module with the information that is needed to export it."""
+    """A module to export, with an example input and the names of its input and output."""
 
     module: nn.Module  # module in evaluation mode, on the CPU
     example: Tensor  # input with which the module is traced
@@ -90,7 +90,7 @@ def unpack_program(content: bytes) -> nn.Module:
 
 @contextlib.contextmanager
 def discard_output() -> Iterator[None]:
-    """Discard what the code in a `with` block prints, warns and logs."""
+    """Discard the output, the warnings and the log messages of a `with` block."""
     previous_level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -106,7 +106,7 @@ def discard_output() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_conversion(failure: str, advice: str) -> Iterator[None]:
-    """Discard the output of the code in a `with` block, and turn any error into a UserError with these texts."""
+    """Discard the output of a `with` block; turn any exception into a UserError that states `failure` and `advice`."""
     try:
         with discard_output():
             yield

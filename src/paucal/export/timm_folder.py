@@ -114,7 +114,7 @@ def model_page(
     report: Report | None,
     hub: HubFacts | None = None,
 ) -> str:
-    """Return the model page in Markdown, with the header that the Hugging Face Hub reads; it is short without `hub`.
+    """Return the model page in Markdown; with `hub`, its header has the scores and licence for the Hugging Face Hub.
 
     `start` describes the initial weights, whose licence also applies to models trained from them (None if unknown).
     The entries "data", "split", "method" and "epochs" of the run's `summary` are shown; they may be missing.

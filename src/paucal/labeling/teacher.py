@@ -99,7 +99,7 @@ class DenseTeacher(nn.Module):
 
 @dataclass(frozen=True)
 class TeacherAccuracy:
-    """Accuracies of a teacher on a labelled sample of some number of images, as fractions."""
+    """Accuracies of a teacher on a sample of labelled images, as fractions."""
 
     images: int
     image_accuracy: float
@@ -142,7 +142,7 @@ def write_maps(
 
 
 def largest_logits(maps: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """Return the k = `top` largest of (B, K, H, W) logits, shifted so that the omitted logits count as 0, and classes.
+    """Return the k = `top` largest of (B, K, H, W) logits, shifted so that all others count as 0, and their classes.
 
     Readers of a map use the logit 0 for all omitted classes. Subtracting the logarithm of the mean exponential of the
     omitted logits therefore preserves the teacher's probabilities. The published maps store unshifted logits. The

@@ -42,7 +42,7 @@ _MARK: dict[str, Any] = {"fillstyle": "none", "markersize": 15, "markeredgewidth
 
 @dataclass(frozen=True, eq=False)
 class MatchedPair:
-    """Two images whose cells were matched, which are drawn in one row of a figure."""
+    """Two images with matched cells, drawn in one row of a figure."""
 
     pictures: tuple[Picture, Picture]
     matches: Correspondence
