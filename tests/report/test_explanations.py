@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def files(labels=None, answers=None, rows=(), best_epoch=None, classes=("cat", "
         logits = 3.0 * torch.nn.functional.one_hot(torch.tensor(answers), len(classes))
         predictions = Predictions(torch.arange(len(labels)), logits.float(), torch.tensor(labels))
         report = classification_report(predictions, list(classes), torch.tensor([0]), n_bootstrap=20)
-    return RunFiles(RunFolder(None), Summary(best_epoch=best_epoch), [], {}, rows, report)
+    return RunFiles(RunFolder(Path("runs/1")), Summary(best_epoch=best_epoch), [], {}, rows, report)
 
 
 def outcome(n_images, wrong):
