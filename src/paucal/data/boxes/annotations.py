@@ -110,10 +110,9 @@ def shorten_notes(notes: Sequence[str]) -> list[str]:
 
 def unread_shapes_notes(counts: Counter[str]) -> list[str]:
     """Return a list with a note on shapes that were not read, given counts by type; empty if all shapes were read."""
-    if not counts:
-        return []
     kinds = ", ".join(f"{name} {count}" for name, count in counts.most_common())
-    return [f"{counted(counts.total(), 'shape')} without a box {was_or_were(counts.total())} not read: {kinds}"]
+    note = f"{counted(counts.total(), 'shape')} without a box {was_or_were(counts.total())} not read: {kinds}"
+    return [note] if counts else []
 
 
 def unique_class_names(names: Mapping[int, str]) -> dict[int, str]:

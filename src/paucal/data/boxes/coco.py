@@ -43,19 +43,19 @@ OTHER_TASKS = ("captions", "person_keypoints", "image_info", "panoptic", "stuff"
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
     """Return the JSON files that have COCO's entries, or a name such as "instances_train.json"."""
-    json_files = [file for file in files if file.lower().endswith(".json")]
-    return [
-        file
-        for file in json_files
-        if _COCO_NAME.fullmatch(file.rpartition("/")[2].lower()) or _has_coco_entries(tree, file)
-    ]
-
-
-def _has_coco_entries(tree: Tree, file: str) -> bool:
-    if not contains_json_key(tree.peek(file, HEAD_BYTES), *ENTRIES):  # most other files are recognised by few bytes
-        return False
-    content = tree.peek(file, PEEK_BYTES)
-    return all(contains_json_key(content, name) for name in ENTRIES) and not contains_json_key(content, SEGMENTS)
+    coco_files = []
+    for file in files:
+        if not file.lower().endswith(".json"):
+            continue
+        is_coco = bool(_COCO_NAME.fullmatch(file.rpartition("/")[2].lower()))
+        # A few bytes are enough to recognise most other files.
+        if not is_coco and contains_json_key(tree.peek(file, HEAD_BYTES), *ENTRIES):
+            content = tree.peek(file, PEEK_BYTES)
+            has_entries = all(contains_json_key(content, name) for name in ENTRIES)
+            is_coco = has_entries and not contains_json_key(content, SEGMENTS)
+        if is_coco:
+            coco_files.append(file)
+    return coco_files
 
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
@@ -64,18 +64,29 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     if any(_name_starts_with(file, INSTANCES) for file in files):
         box_files = [file for file in files if not _name_starts_with(file, *OTHER_TASKS)]
     finder = ImageFinder(tree.images, tree)
-    contents, notes = _drop_repeated_files([_FileReader(tree, file, finder).read() for file in box_files])
+    contents = [_FileReader(tree, file, finder).read() for file in box_files]
+    # A file is skipped if all of its annotations are in smaller files.
     images: dict[str, AnnotatedImage] = {}
+    repeated_files: list[str] = []
+    for content in sorted(contents, key=lambda content: len(content.images)):
+        if content.images and all(
+            image.key in images and image.has_same_objects(images[image.key]) for image in content.images
+        ):
+            repeated_files.append(content.images[0].source)
+        images.update({image.key: image for image in content.images})
+    contents = [content for content in contents if not content.images or content.images[0].source not in repeated_files]
+    images = {}
     for content in contents:
         for image in content.images:
             add_image(images, image, tree.shown_root)
+    notes = [note for content in contents for note in content.notes]
+    notes += [f"{file} repeats other files, and was skipped" for file in repeated_files]
     skipped = [PurePosixPath(file).name for file in tree.files_ending(".json") if _name_starts_with(file, *OTHER_TASKS)]
     if skipped and len(files) > 1 and box_files is not files:
         count = f"{counted(len(skipped), 'file')} other than {INSTANCES}_*.json {was_or_were(len(skipped))} skipped"
         notes.append(f"{count}: {', '.join(skipped)}")
     class_numbers = _merge_class_numbers([content.class_numbers for content in contents], tree)
-    file_notes = [note for content in contents for note in content.notes]
-    return AnnotationSet(list(images.values()), class_numbers, (*file_notes, *notes))
+    return AnnotationSet(list(images.values()), class_numbers, tuple(notes))
 
 
 _EXPECTED_FILES = "COCO JSON beside or above the images or in annotations/, one file for each split if there are splits"
@@ -84,20 +95,6 @@ LAYOUT = Layout("COCO JSON", _EXPECTED_FILES, (".json",), find, read)
 
 def _name_starts_with(file: str, *words: str) -> bool:
     return PurePosixPath(file).name.lower().startswith(words)
-
-
-def _drop_repeated_files(contents: Sequence[AnnotationSet]) -> tuple[list[AnnotationSet], list[str]]:
-    """Return the contents of files, without files whose annotations are all in smaller files, and notes on these."""
-    images: dict[str, AnnotatedImage] = {}
-    repeated_contents: list[AnnotationSet] = []
-    for content in sorted(contents, key=lambda content: len(content.images)):
-        if content.images and all(
-            image.key in images and image.has_same_objects(images[image.key]) for image in content.images
-        ):
-            repeated_contents.append(content)
-        images.update({image.key: image for image in content.images})
-    notes = [f"{content.images[0].source} repeats other files, and was skipped" for content in repeated_contents]
-    return [content for content in contents if not any(content is repeated for repeated in repeated_contents)], notes
 
 
 class _FileReader:
@@ -110,16 +107,38 @@ class _FileReader:
 
     def read(self) -> AnnotationSet:
         """Return the images, boxes and classes in the file."""
-        content, notes = self._tree.read_json(self._file, MAX_BYTES, GIVE_COCO)
+        notes: list[str] = []
+        content = self._tree.read_json(self._file, MAX_BYTES, GIVE_COCO, notes)
         if not isinstance(content, dict) or not set(ENTRIES) <= set(content):
             raise NoLabelsError(f"{self._shown_path!r} lacks 'images', 'annotations' or 'categories': {GIVE_COCO}.")
         categories, class_numbers = self._read_categories(content)
         images = self._read_images(content)
-        boxes = self._read_entries(content, "annotations")
-        if boxes and all("score" in row for row in boxes):
+        rows = self._read_entries(content, "annotations")
+        if rows and all("score" in row for row in rows):
             notes.append(f"the boxes of {self._file} have scores, like the predictions of a detector")
-        for row in boxes:
-            self._add_box(row, images, categories)
+        for row in rows:
+            image_id, category_id = _normalise_id(row.get("image_id")), _normalise_id(row.get("category_id"))
+            if image_id not in images:
+                raise self._error(
+                    f"a box of the image {row.get('image_id')!r}, which is not in 'images': add the image"
+                )
+            if category_id not in categories:
+                expected = ", ".join(map(str, list(categories)[:8]))
+                raise self._error(
+                    f"a box of the category {row.get('category_id')!r}, expected one of {expected}: add the category, "
+                    "or correct the box"
+                )
+            outline = row.get("segmentation")
+            stated_box: Any = row.get("bbox")
+            box = _box_of_outline(outline) if outline and not stated_box else None
+            if box is None:
+                if not are_numbers(stated_box, 4):
+                    problem = f"a 'bbox' {short_repr(stated_box)}, expected left, top, width and height"
+                    raise self._error(f"{problem}: correct the box")
+                left, top, width, height = (float(number) for number in stated_box)
+                box = left, top, left + width, top + height
+            is_crowd = bool(_finite_number(row.get("iscrowd")) or 0)
+            images[image_id].add(categories[category_id], box, outline, is_crowd)
         self._refuse_xyxy_boxes(images.values())
         return AnnotationSet(list(images.values()), class_numbers, tuple(notes))
 
@@ -191,30 +210,6 @@ class _FileReader:
                 raise missing_image_error(self._tree, self._file, name)
             image.key = key
         return images
-
-    def _add_box(
-        self, row: dict[str, Any], images: Mapping[Any, AnnotatedImage], categories: Mapping[Any, str]
-    ) -> None:
-        """Add the box of an entry in "annotations" to its image."""
-        image_id, category_id = _normalise_id(row.get("image_id")), _normalise_id(row.get("category_id"))
-        if image_id not in images:
-            raise self._error(f"a box of the image {row.get('image_id')!r}, which is not in 'images': add the image")
-        if category_id not in categories:
-            expected = ", ".join(map(str, list(categories)[:8]))
-            raise self._error(
-                f"a box of the category {row.get('category_id')!r}, expected one of {expected}: add the category, or "
-                "correct the box"
-            )
-        outline = row.get("segmentation")
-        stated_box: Any = row.get("bbox")
-        box = _box_of_outline(outline) if outline and not stated_box else None
-        if box is None:
-            if not are_numbers(stated_box, 4):
-                problem = f"a 'bbox' {short_repr(stated_box)}, expected left, top, width and height"
-                raise self._error(f"{problem}: correct the box")
-            left, top, width, height = (float(n) for n in stated_box)
-            box = left, top, left + width, top + height
-        images[image_id].add(categories[category_id], box, outline, bool(_finite_number(row.get("iscrowd")) or 0))
 
 
 def _normalise_id(value: Any) -> int | str | None:

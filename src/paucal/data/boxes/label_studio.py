@@ -61,7 +61,16 @@ class _Task(NamedTuple):
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
     """Return the JSON files that have a list of annotated images as Label Studio writes it."""
-    return [file for file in files if file.lower().endswith(".json") and _is_export(tree, file)]
+    exports = []
+    for file in files:
+        if not file.lower().endswith(".json"):
+            continue
+        content = ascii_bytes(tree.peek(file, PEEK_BYTES)).lstrip()
+        if not content.startswith(b"[") or not _USUAL_ENTRY.search(content):
+            continue
+        if _LONG_FORM.match(content) or any(suffix.encode() in content.lower() for suffix in IMAGE_SUFFIXES):
+            exports.append(file)
+    return exports
 
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
@@ -72,9 +81,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     unread: Counter[str] = Counter()
     notes: list[str] = []
     for file in files:
-        content, file_notes = tree.read_json(file, MAX_BYTES, EXPORT_AGAIN)
-        notes += file_notes
-        shown_path = tree.shown_path(file)
+        content, shown_path = tree.read_json(file, MAX_BYTES, EXPORT_AGAIN, notes), tree.shown_path(file)
         tasks = list(_read_tasks(content, shown_path, special_cases))
         keys = _find_images(tasks, finder, tree, file)
         store = tree.make_store(keys)
@@ -83,7 +90,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
             size = next(filter(None, sizes), None)
             image = AnnotatedImage(key, size=size, source=file, declared_split=split_of_file(file))
             for value in task.values:
-                _add_region(image, value, _RegionContext(shown_path, key, image.size or store.size(number)), unread)
+                _add_region(image, value, image.size or store.size(number), shown_path, unread)
             add_image(images, image, tree.shown_root)
     notes += [f"{counted(count, 'image')} {case}" for case, count in special_cases.items()]
     return AnnotationSet.with_numbered_classes(images.values(), tree.shown_root, [*notes, *unread_shapes_notes(unread)])
@@ -92,37 +99,25 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
 LAYOUT = Layout("Label Studio JSON", "Label Studio JSON of all images", (".json",), find, read)
 
 
-def _is_export(tree: Tree, file: str) -> bool:
-    content = ascii_bytes(tree.peek(file, PEEK_BYTES)).lstrip()
-    if not content.startswith(b"[") or not _USUAL_ENTRY.search(content):
-        return False
-    return bool(_LONG_FORM.match(content)) or any(suffix.encode() in content.lower() for suffix in IMAGE_SUFFIXES)
-
-
 def _read_tasks(rows: Any, shown_path: str, special_cases: Counter[str]) -> Iterator[_Task]:
     """Yield the annotated images of a file; count images without an annotation or with several, for notes."""
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{shown_path!r} is not a list of tasks: {EXPORT_AGAIN}.")
     for row in rows:
-        data = row.get("data")
-        is_long = isinstance(data, dict)
-        image = _image_path(data if is_long else row, shown_path)
+        is_long = isinstance(row.get("data"), dict)
+        data = row["data"] if is_long else row
+        # The path or URL of the image is the entry "image", else the first text that ends in an image suffix.
+        texts = [text for text in data.values() if isinstance(text, str)]
+        image_texts = [text for text in texts if text.split("?X-")[0].lower().endswith(IMAGE_SUFFIXES)]
+        image = data["image"] if isinstance(data.get("image"), str) else next(iter(image_texts), "")
+        if not image:
+            raise UserError(f"{shown_path!r} has a task without an image: {str(dict(data))[:80]}; add the image.")
         values = _annotation_values(row, special_cases) if is_long else list(_values_of_short_form(row))
         if values is None:
             special_cases["without an annotation left out"] += 1
         else:
             upload_name = row.get("file_upload")
             yield _Task(image, values, upload_name if isinstance(upload_name, str) else "")
-
-
-def _image_path(data: Mapping[str, Any], shown_path: str) -> str:
-    """Return the path or URL of a task's image: the entry "image", else the first text that ends in an image suffix."""
-    texts = [text for text in data.values() if isinstance(text, str)]
-    image_texts = [text for text in texts if text.split("?X-")[0].lower().endswith(IMAGE_SUFFIXES)]
-    image = data.get("image") if isinstance(data.get("image"), str) else next(iter(image_texts), None)
-    if not isinstance(image, str) or not image:
-        raise UserError(f"{shown_path!r} has a task without an image: {str(dict(data))[:80]}; add the image.")
-    return image
 
 
 def _annotation_values(task: Mapping[str, Any], special_cases: Counter[str]) -> list[Mapping[str, Any]] | None:
@@ -172,48 +167,39 @@ def _find_images(tasks: Sequence[_Task], finder: ImageFinder, tree: Tree, file: 
     return keys
 
 
-class _RegionContext(NamedTuple):
-    """File and image that contain a region, for messages; `size` is the (height, width) of the image in pixels."""
-
-    shown_path: str
-    key: str
-    size: tuple[int, int]
-
-    def error(self, kind: object, problem: str) -> UserError:
-        """Return an error about a region of type `kind`, such as "rectangle"; `problem` is the end of the message."""
-        return UserError(f"{self.shown_path!r} has a {kind} in {self.key!r} {problem}.")
-
-
-def _add_region(image: AnnotatedImage, value: Mapping[str, Any], context: _RegionContext, unread: Counter[str]) -> None:
+def _add_region(
+    image: AnnotatedImage, value: Mapping[str, Any], size: tuple[int, int], shown_path: str, unread: Counter[str]
+) -> None:
     """Add the objects of a region, or the labels of the whole image; other values are counted by type in `unread`."""
     kind, choices = value.get("kind") or value.get("type") or "region", value.get("choices")
     if isinstance(choices, list) and not {"x", "points", "rle"} & value.keys():
         image.tags += [name for choice in choices if (name := plain_name(str(choice)))]
         return
     labels = next((value[name] for name in LABEL_ENTRIES if isinstance(value.get(name), list)), None)
-    box_and_outline = _read_region(value, context, str(kind)) if labels is not None else None
+    error_prefix = f"{shown_path!r} has a {kind} in {image.key!r}"
+    box_and_outline = _read_region(value, size, error_prefix) if labels is not None else None
     if labels is None or box_and_outline is None:
         unread[str(kind)] += 1
         return
     for entry in ("rotation", "image_rotation"):
         if value.get(entry) and "rle" not in value and (entry == "image_rotation" or "points" not in value):
             problem = "that is rotated, and rotated" if entry == "rotation" else "of a rotated image, and such"
-            raise context.error(kind, f"{problem} boxes are not read: draw an upright box, or a polygon")
+            raise UserError(f"{error_prefix} {problem} boxes are not read: draw an upright box, or a polygon.")
     for label in labels:
         if not (name := plain_name(str(label))):
-            raise context.error(kind, "without a label: add the label")
+            raise UserError(f"{error_prefix} without a label: add the label.")
         image.add(name, *box_and_outline)
 
 
-def _read_region(value: Mapping[str, Any], context: _RegionContext, kind: str) -> tuple[Corners, Any] | None:
+def _read_region(value: Mapping[str, Any], size: tuple[int, int], error_prefix: str) -> tuple[Corners, Any] | None:
     """Return the box and the outline of a region in pixels; None if the value has no supported shape."""
-    height, width = context.size
-    invalid_numbers = context.error(kind, "whose numbers cannot be read: correct the numbers")
+    height, width = size
+    invalid_numbers = UserError(f"{error_prefix} whose numbers cannot be read: correct the numbers.")
     if isinstance(value.get("rle"), list):
         try:
-            runs = run_lengths_of(decode_brush(value["rle"], context.size))
+            runs = run_lengths_of(decode_brush(value["rle"], size))
         except ValueError as problem:
-            raise context.error(kind, f"whose mask cannot be read ({problem}): draw the mask again") from None
+            raise UserError(f"{error_prefix} whose mask cannot be read ({problem}): draw the mask again.") from None
         box = box_of_run_lengths(runs)
         return None if box is None else (box, runs)
     if isinstance(value.get("points"), list):
@@ -246,18 +232,27 @@ def decode_brush(values: Sequence[Any], size: tuple[int, int]) -> NDArray[np.boo
     total = 4 * math.prod(size)
     if total > 4 * MAX_PIXELS or not all(type(value) is int and 0 <= value < 256 for value in values):
         raise ValueError("the mask is too large, or has values that are not bytes (0 to 255)")
-    bits = _BitReader(bytes(values))
-    if bits.read(32) != total:
+    content, position = bytes(values), 0
+
+    def read_bits(count: int) -> int:  # the unsigned integer in the next `count` bits, the highest bit first
+        nonlocal position
+        start, position = position, position + count
+        if position > 8 * len(content):
+            raise ValueError("the mask ends too early")
+        number = int.from_bytes(content[start // 8 : -(-position // 8)])
+        return number >> (-position % 8) & ((1 << count) - 1)
+
+    if read_bits(32) != total:
         raise ValueError(f"the size of the mask is not {size[1]}x{size[0]} pixels")
-    value_bits, count_bits = bits.read(5) + 1, [bits.read(4) + 1 for _ in range(4)]
+    value_bits, count_bits = read_bits(5) + 1, [read_bits(4) + 1 for _ in range(4)]
     are_set, index = np.zeros(total, dtype=np.bool_), 0
     while index < total:
-        is_repeated = bits.read(1)
-        end = index + 1 + bits.read(count_bits[bits.read(2)])
+        is_repeated = read_bits(1)
+        end = index + 1 + read_bits(count_bits[read_bits(2)])
         if end > total:
             raise ValueError("the mask has more values than pixels")
         n_values = 1 if is_repeated else end - index
-        are_set[index:end] = [bits.read(value_bits) for _ in range(n_values)]
+        are_set[index:end] = [read_bits(value_bits) for _ in range(n_values)]
         index = end
     return are_set.reshape(*size, 4)[..., 3].copy()
 
@@ -276,19 +271,3 @@ def encode_brush(mask: NDArray[np.bool_]) -> list[int]:
             n_remaining -= count
     text = "".join(bits)
     return list(int(text.ljust(-(-len(text) // 8) * 8, "0"), 2).to_bytes(-(-len(text) // 8)))
-
-
-class _BitReader:
-    """Reads unsigned integers of any number of bits from bytes, the highest bit first."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content, self._position = content, 0
-
-    def read(self, count: int) -> int:
-        """Return the integer in the next `count` bits."""
-        start, end = self._position, self._position + count
-        self._position = end
-        if end > 8 * len(self._content):
-            raise ValueError("the mask ends too early")
-        number = int.from_bytes(self._content[start // 8 : -(-end // 8)])
-        return number >> (-end % 8) & ((1 << count) - 1)

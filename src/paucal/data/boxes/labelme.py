@@ -39,10 +39,11 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
     }
     folders = {file.rpartition("/")[0] for file in recognised}
     stems = {image.rpartition(".")[0] for image in tree.images} if recognised else set()
-    files_of_images = {
-        file for file in json_files if file.rpartition("/")[0] in folders and file.rpartition(".")[0] in stems
-    }
-    return [file for file in json_files if file in recognised | files_of_images]
+    return [
+        file
+        for file in json_files
+        if file in recognised or (file.rpartition("/")[0] in folders and file.rpartition(".")[0] in stems)
+    ]
 
 
 def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
@@ -52,9 +53,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     notes: list[str] = []
     unread: Counter[str] = Counter()
     for file in files:
-        content, file_notes = tree.read_json(file, MAX_BYTES, "give LabelMe JSON")
-        notes += file_notes
-        shown_path = tree.shown_path(file)
+        content, shown_path = tree.read_json(file, MAX_BYTES, "give LabelMe JSON", notes), tree.shown_path(file)
         shapes = content.get("shapes") if isinstance(content, dict) else None
         if not isinstance(shapes, list) or not all(isinstance(shape, dict) for shape in shapes):
             raise UserError(f"{shown_path!r} has no list of 'shapes': give a LabelMe JSON file.")
@@ -62,11 +61,12 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
         stated_names[file] = [path if isinstance(path, str) else ""]
         size = positive_size(content.get("imageHeight"), content.get("imageWidth"))
         image = AnnotatedImage("", size=size, source=file)
-        for name, box, outline in _read_objects(shapes, shown_path, unread):
-            image.add(name, box, outline)
+        for shape_object in _read_objects(shapes, shown_path, unread):
+            image.add(*shape_object)
         images.append(image)
-    notes = [*shorten_notes(notes), *assign_keys(images, stated_names, tree), *unread_shapes_notes(unread)]
-    return AnnotationSet.with_numbered_classes(images, tree.shown_root, notes)
+    notes = shorten_notes(notes)
+    assign_keys(images, stated_names, tree, notes)
+    return AnnotationSet.with_numbered_classes(images, tree.shown_root, [*notes, *unread_shapes_notes(unread)])
 
 
 LAYOUT = Layout("LabelMe JSON", "LabelMe JSON of each image", (JSON_SUFFIX,), find, read)
@@ -76,7 +76,7 @@ def _read_objects(shapes: Sequence[Mapping[str, Any]], shown_path: str, unread: 
     """Return the objects of an image; shapes without an area are counted by type in `unread`."""
     groups: dict[tuple[str, Any], _Object] = {}
     for number, shape in enumerate(shapes):
-        kind = shape.get("shape_type") or "polygon"
+        kind, label, points = shape.get("shape_type") or "polygon", shape.get("label"), shape.get("points")
         if kind in ROTATED_SHAPES:
             raise UserError(
                 f"{shown_path!r} has a rotated box ({kind}), and rotated boxes are not read: draw an upright box, or a "
@@ -85,9 +85,22 @@ def _read_objects(shapes: Sequence[Mapping[str, Any]], shown_path: str, unread: 
         if kind not in SHAPES_WITH_AREA:
             unread[str(kind)] += 1
             continue
-        name, box, outline = _read_object(shape, str(kind), shown_path)
-        group = shape.get("group_id")
+        if not isinstance(label, str | int) or not str(label).strip():
+            raise UserError(f"{shown_path!r} has a {kind} without a label: add the label.")
+        if not isinstance(points, list) or len(points) < 2 or not all(are_numbers(point, 2) for point in points):
+            raise UserError(
+                f"{shown_path!r} has a {kind} of {str(label)!r} with the points {repr(points)[:80]}, expected at least "
+                "two pairs of x and y: correct the points."
+            )
+        box, polygon = polygon_of_points([(float(x), float(y)) for x, y in points])
+        outline = polygon if kind == "polygon" else None
+        if kind == "circle":
+            (x, y), radius = points[0], math.dist(points[0], points[1])
+            box = (x - radius, y - radius, x + radius, y + radius)
+        if kind == "mask":  # the points are the first and the last pixel inside the box
+            box = (box[0], box[1], box[2] + 1, box[3] + 1)
         # Shapes with the same group and class are one object, for example an object whose middle is hidden.
+        name, group = plain_name(str(label)), shape.get("group_id")
         key = (name, f"group {group}" if group is not None else number)
         if key in groups:
             _, first_box, first_outline = groups[key]
@@ -95,22 +108,3 @@ def _read_objects(shapes: Sequence[Mapping[str, Any]], shown_path: str, unread: 
             outline = first_outline + outline if first_outline and outline else None
         groups[key] = name, box, outline
     return list(groups.values())
-
-
-def _read_object(shape: Mapping[str, Any], kind: str, shown_path: str) -> _Object:
-    name, points = shape.get("label"), shape.get("points")
-    if not isinstance(name, str | int) or not str(name).strip():
-        raise UserError(f"{shown_path!r} has a {kind} without a label: add the label.")
-    if not isinstance(points, list) or len(points) < 2 or not all(are_numbers(point, 2) for point in points):
-        raise UserError(
-            f"{shown_path!r} has a {kind} of {str(name)!r} with the points {repr(points)[:80]}, expected at least "
-            "two pairs of x and y: correct the points."
-        )
-    box, outline = polygon_of_points([(float(x), float(y)) for x, y in points])
-    if kind == "circle":
-        x, y = points[0]
-        radius = math.dist(points[0], points[1])
-        box = (x - radius, y - radius, x + radius, y + radius)
-    if kind == "mask":  # the points are the first and the last pixel inside the box
-        box = (box[0], box[1], box[2] + 1, box[3] + 1)
-    return plain_name(str(name)), box, outline if kind == "polygon" else None

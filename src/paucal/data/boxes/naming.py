@@ -173,17 +173,17 @@ class ImageFinder:
         Images beside the file or in the parallel folder (`images/` for `labels/`) are preferred. Among these images, an
         image that the file names (the most likely name first) is preferred to an image with the stem of the file.
         """
-        stem = PurePosixPath(file).stem
+        stem, part, file_folder = PurePosixPath(file).stem, split_in_folders(file), file.rpartition("/")[0]
         names = [name for name in stated_names if name]
         candidates = [*((name, False) for name in names), *((name, True) for name in names), (stem, True)]
-        part = split_in_folders(file)
         for are_near in (True, False):
             for name, by_stem in candidates:
                 paths = [match.path for match in self.find_matches(name, by_stem) if fits_split(match.path, part)]
                 paths = [path for path in paths if not self._has_other_folders(path, file)]
-                ranks = {path: _folder_rank(path, file) for path in paths}
-                paths = [path for path in paths if (ranks[path] <= 1) == are_near]
-                best = [path for path in paths if ranks[path] == min(ranks[path] for path in paths)]
+                folders = {path: path.rpartition("/")[0] for path in paths}
+                near = [path for path in paths if plain_folders(folders[path]) == plain_folders(file_folder)]
+                beside = [path for path in near if folders[path] == file_folder]
+                best = (beside or near) if are_near else [path for path in paths if path not in near]
                 if len(best) > 1:
                     raise UserError(
                         f"{self._tree.shown_path(file)!r} may describe {best[0]!r} or {best[1]!r}: remove one of "
@@ -209,12 +209,6 @@ class ImageFinder:
         return bool((image_folders - file_folders) & self._folders_by_suffix[suffix])
 
 
-def _folder_rank(path: str, file: str) -> int:
-    """Return 0 for an image beside its annotation file, 1 in the parallel folder (`images/` for `labels/`), else 2."""
-    image_folder, file_folder = path.rpartition("/")[0], file.rpartition("/")[0]
-    return 0 if image_folder == file_folder else 1 if plain_folders(image_folder) == plain_folders(file_folder) else 2
-
-
 def _base_folder_penalty(base: str, file: str, part: str) -> int:
     """Return a penalty for reading the names in an annotation file relative to `base`: 0 (likely) to 5 (unlikely)."""
     file_folder, stem = file.rpartition("/")[0], normalise_name(PurePosixPath(file).stem)
@@ -236,8 +230,8 @@ def plain_folders(folder: str) -> tuple[str, ...]:
     return tuple(name for name in folder.split("/") if name and name.lower() not in usual_names)
 
 
-def assign_images(tree: Tree, stated_names: Mapping[str, Sequence[str]]) -> tuple[dict[str, str], list[str]]:
-    """Return the path of the image that each annotation file describes, and notes on names that were not used.
+def assign_images(tree: Tree, stated_names: Mapping[str, Sequence[str]], notes: list[str]) -> dict[str, str]:
+    """Return the path of the image that each annotation file describes; append notes on unused names to `notes`.
 
     A file describes the image that it names. If several files name the same image, as in data sets whose files were
     renamed, each file describes the image with the stem of the file, unless another file describes that image.
@@ -257,27 +251,28 @@ def assign_images(tree: Tree, stated_names: Mapping[str, Sequence[str]]) -> tupl
     images: dict[str, AnnotatedImage] = {}
     for file, key in keys.items():
         add_image(images, AnnotatedImage(key, source=file), tree.shown_root)
-    files_with_other_suffix = [
-        file for file in keys if file not in corrected_files and _has_other_suffix(stated_names[file], keys[file])
-    ]
-    notes = []
-    if corrected_files:
-        image = "the image with the name of the annotation file"
-        notes.append(_misnamed_note(corrected_files, "the image of another file", image))
-    if files_with_other_suffix:
-        image = keys[files_with_other_suffix[0]]
-        notes.append(_misnamed_note(files_with_other_suffix, "an image with another suffix", image))
-    return keys, notes
+    images_with_other_suffix: dict[str, str] = {}
+    for file, key in keys.items():
+        file_names = [split_path(name)[-1] for name in stated_names[file] if split_path(name)]
+        image_names = [normalise_name(name) for name in file_names if name.lower().endswith(IMAGE_SUFFIXES)]
+        if image_names and normalise_name(key.rpartition("/")[2]) not in image_names and file not in corrected_files:
+            images_with_other_suffix[file] = key
+    other_suffix_image = next(iter(images_with_other_suffix.values()), "")
+    for files, problem, image in (
+        (corrected_files, "the image of another file", "the image with the name of the annotation file"),
+        ([*images_with_other_suffix], "an image with another suffix", other_suffix_image),
+    ):
+        if files:
+            subject = counted(len(files), "annotation file names", "annotation files name")
+            notes.append(f"{subject} {problem}, such as {files[0]}: {image} was used")
+    return keys
 
 
-def _misnamed_note(files: Sequence[str], problem: str, image: str) -> str:
-    subject = counted(len(files), "annotation file names", "annotation files name")
-    return f"{subject} {problem}, such as {files[0]}: {image} was used"
-
-
-def assign_keys(images: Iterable[AnnotatedImage], stated_names: Mapping[str, Sequence[str]], tree: Tree) -> list[str]:
-    """Set the key of each image to the image path that `assign_images` finds for its `source`, and return notes."""
-    keys, notes = assign_images(tree, stated_names)
+def assign_keys(
+    images: Iterable[AnnotatedImage], stated_names: Mapping[str, Sequence[str]], tree: Tree, notes: list[str]
+) -> None:
+    """Set the key of each image to the path that `assign_images` finds for the image's `source`."""
+    keys = assign_images(tree, stated_names, notes)
     for file, image_names in stated_names.items():
         if file not in keys:
             name = next((split_path(path)[-1] for path in image_names if split_path(path)), file.rpartition("/")[2])
@@ -287,11 +282,3 @@ def assign_keys(images: Iterable[AnnotatedImage], stated_names: Mapping[str, Seq
             )
     for image in images:
         image.key = keys[image.source]
-    return notes
-
-
-def _has_other_suffix(stated_names: Sequence[str], key: str) -> bool:
-    """Return whether some names end in an image suffix, and none of these is the file name of the image `key`."""
-    file_names = [split_path(name)[-1] for name in stated_names if split_path(name)]
-    names = [normalise_name(name) for name in file_names if name.lower().endswith(IMAGE_SUFFIXES)]
-    return bool(names) and normalise_name(key.rpartition("/")[2]) not in names

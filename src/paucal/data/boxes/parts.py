@@ -1,7 +1,7 @@
 """Finds the split (train, val or test) of each image with boxes, by annotation files, list files or folders."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
@@ -23,13 +23,12 @@ def assign_splits(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
     """Assign splits by annotation files, list files or folders; if any image has a split, leave out those without."""
     images, notes = annotations.images, list(annotations.notes)
     if not any(image.declared_split for image in images):
-        parts, list_notes = _read_part_lists(images, tree)
+        parts = _read_part_lists(images, tree, notes)
         if not parts:
             parts = {image.key: split_in_folders(image.key) for image in images}
             # The folder of one split beside other images does not declare a split.
             parts = {} if len(set(parts.values()) - {""}) < 2 and "" in parts.values() else parts
         images = [replace(image, declared_split=parts.get(image.key, "")) for image in images]
-        notes += list_notes
     images_with_part = [image for image in images if image.declared_split]
     if not images_with_part or len(images_with_part) == len(images):
         return replace(annotations, images=images, notes=tuple(notes))
@@ -41,14 +40,12 @@ def assign_splits(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
     return replace(annotations, images=images_with_part, notes=tuple(notes))
 
 
-def _read_part_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict[str, str], list[str]]:
-    """Return the split of each image that a list file names, by the key of the image, and notes on other lines."""
+def _read_part_lists(images: Sequence[AnnotatedImage], tree: Tree, notes: list[str]) -> dict[str, str]:
+    """Return the split of each image that a list file names, by the key of the image; append notes on other lines."""
     finder = _ListedImageFinder(images, tree)
     parts: dict[str, str] = {}
-    notes: list[str] = []
     for file in _find_lists(tree):
-        lines, file_notes = tree.read_lines(file)
-        notes += file_notes
+        lines = tree.read_lines(file, notes)
         keys = [finder.find(line, file) for line in lines]
         unmatched = [line for line, key in zip(lines, keys, strict=True) if key is None]
         if lines and len(unmatched) == len(lines):
@@ -71,7 +68,7 @@ def _read_part_lists(images: Sequence[AnnotatedImage], tree: Tree) -> tuple[dict
                     f"{tree.shown_path(file)!r} lists {name!r}, which is also in the list of {parts[key]}: remove the "
                     "image from one of the lists."
                 )
-    return parts, notes
+    return parts
 
 
 def _find_lists(tree: Tree) -> list[str]:
@@ -100,7 +97,10 @@ class _ListedImageFinder:
 
     def find(self, line: str, file: str) -> str | None:
         """Return the key of the image that a line in the list `file` names; None if no image with boxes matches."""
-        for name in _possible_names(line):
+        # The name may be the line, the line without a class mark, or the text before the name of an annotation file.
+        names = [line, *([_CLASS_MARK.sub("", line)] if _CLASS_MARK.search(line) else [])]
+        names += [line[: gap.start()] for gap in _GAP_BEFORE_ANNOTATION.finditer(line)]
+        for name in names:
             for by_stem in (False, True):
                 keys = {match.path for match in self._keys.find_matches(name, by_stem)}
                 keys = keys or {self._key_by_file[match.path] for match in self._files.find_matches(name, by_stem)}
@@ -113,11 +113,3 @@ class _ListedImageFinder:
                 if keys:
                     return keys.pop()
         return None
-
-
-def _possible_names(line: str) -> Iterator[str]:
-    """Yield possible image names in a line: the line, the line without a class mark, the text before a file name."""
-    yield line
-    if _CLASS_MARK.search(line):
-        yield _CLASS_MARK.sub("", line)
-    yield from (line[: gap.start()] for gap in _GAP_BEFORE_ANNOTATION.finditer(line))

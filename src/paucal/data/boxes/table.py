@@ -101,9 +101,12 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
             text = decode_text(head[:end] if end > 0 else head, file).text
         except UserError:
             continue
-        rows = _first_rows(text, file)
-        if rows and (find_columns(rows[0]) or _find_columns_by_content(rows)):
-            tables.append(file)
+        for lines in (text, text.partition("\n")[0]):  # only the first line if the text ends within quotes
+            with suppress(UserError):
+                rows = [row.cells for row in islice(csv_rows(Path(file), lines), HEAD_ROWS)]
+                if rows and (find_columns(rows[0]) or _find_columns_by_content(rows)):
+                    tables.append(file)
+                break
     return tables
 
 
@@ -113,18 +116,24 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     images: dict[str, AnnotatedImage] = {}
     notes: list[str] = []
     for file in files:
-        rows, form, row_notes = _read_rows(tree, file)
-        keys = _find_image_keys(tree, finder, file, rows)
+        rows, form = _read_rows(tree, file, notes)
+        names = list(dict.fromkeys(row.image for row in rows))
+        key_by_name: dict[str, str] = {}
+        for name, key in zip(names, finder.find_images(names, file, split_of_file(file)), strict=True):
+            if key is None:
+                raise missing_image_error(tree, file, name)
+            key_by_name[name] = key
+        keys = [key_by_name[row.image] for row in rows]
         file_images: dict[str, AnnotatedImage] = {}
         size_of = _size_reader(tree, keys)
         boxes = [(row.box, key) for row, key in zip(rows, keys, strict=True) if row.box is not None]
         if form == LIST_CELL:
-            form, note = _detect_form_of_lists(boxes, size_of, file)
-            row_notes.append(note)
+            form = _detect_form_of_lists(boxes, size_of)
+            meaning = "left, top, right, bottom" if form == EDGES else "left, top, width, height, as in COCO JSON"
+            notes.append(f"the boxes of {file} are read as {meaning}")
         if form == CORNER_AND_SIZE:
             _refuse_cxcywh_boxes(boxes, size_of, tree.shown_path(file))
             rows = [row if row.box is None else row._replace(box=_xywh_to_xyxy(row.box)) for row in rows]
-        notes += row_notes
         are_fractions = _are_fractions(rows, tree.shown_path(file))
         for row, key in zip(rows, keys, strict=True):
             if key not in file_images:
@@ -142,14 +151,6 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
                 box = left * width, top * height, right * width, bottom * height
                 file_images[key].add(row.name, box, crowd=row.crowd)
     return AnnotationSet.with_numbered_classes(images.values(), tree.shown_root, notes)
-
-
-def _first_rows(text: str, file: str) -> list[list[str]]:
-    """Return up to 20 rows of the beginning of a table, or only one row if `text` ends within quotes."""
-    for part in (text, text.partition("\n")[0]):
-        with suppress(UserError):
-            return [row.cells for row in islice(csv_rows(Path(file), part), HEAD_ROWS)]
-    return []
 
 
 def tree_of_paths(file: Path) -> Tree | None:
@@ -218,11 +219,10 @@ def _letter_of_cell(cell: str) -> str:
     return "p" if cell.lower() in PART_BY_WORD or cell.lower() == "unassigned" else "w"
 
 
-def _read_rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list[str]]:
-    """Return the rows of a table, the format of its boxes (one of `FORMS`), and notes."""
-    text, notes = tree.read_text(file, MAX_BYTES)
+def _read_rows(tree: Tree, file: str, notes: list[str]) -> tuple[list[_Row], tuple[str, ...]]:
+    """Return the rows of a table, and the form of its boxes (one of `FORMS`)."""
     shown_path = tree.shown_path(file)
-    rows = csv_rows(Path(shown_path), text)
+    rows = csv_rows(Path(shown_path), tree.read_text(file, MAX_BYTES, notes))
     first_rows = list(islice(rows, HEAD_ROWS))
     named_columns = find_columns(first_rows[0].cells) if first_rows else None
     columns = named_columns or _find_columns_by_content([row.cells for row in first_rows])
@@ -242,7 +242,7 @@ def _read_rows(tree: Tree, file: str) -> tuple[list[_Row], tuple[str, ...], list
             raise UserError(f"line {line} of {shown_path!r} has {count}, too few: correct the line.")
         cells_by_column = {key: cells[column] for key, column in columns.items()}
         box_rows.append(_parse_row(cells_by_column, form, line, shown_path, part))
-    return box_rows, form, notes
+    return box_rows, form
 
 
 def _parse_row(cells: Mapping[str, str], form: Sequence[str], line: int, shown_path: str, part: str) -> _Row:
@@ -293,8 +293,8 @@ def _size_reader(tree: Tree, keys: Sequence[str]) -> _SizeOf:
     return cache(lambda key: store.size(positions[key]))
 
 
-def _detect_form_of_lists(boxes: Sequence[_BoxAndKey], size_of: _SizeOf, file: str) -> tuple[tuple[str, ...], str]:
-    """Return the form of boxes that have four numbers in one cell, and a note on that form.
+def _detect_form_of_lists(boxes: Sequence[_BoxAndKey], size_of: _SizeOf) -> tuple[str, ...]:
+    """Return the form of boxes that have four numbers in one cell.
 
     The numbers are edges if all boxes are valid and inside their images when read as edges, and some boxes are not when
     read as a corner with width and height. Otherwise the numbers are a corner with width and height.
@@ -302,9 +302,7 @@ def _detect_form_of_lists(boxes: Sequence[_BoxAndKey], size_of: _SizeOf, file: s
     # Few boxes are valid in both forms, so usually only a few image headers are read.
     are_edges = all(_are_valid_edges(box, size_of(key)) for box, key in boxes)
     have_sizes = not are_edges or all(_are_valid_edges(_xywh_to_xyxy(box), size_of(key)) for box, key in boxes)
-    form = CORNER_AND_SIZE if have_sizes else EDGES
-    meaning = "left, top, right, bottom" if form == EDGES else "left, top, width, height, as in COCO JSON"
-    return form, f"the boxes of {file} are read as {meaning}"
+    return CORNER_AND_SIZE if have_sizes else EDGES
 
 
 def _refuse_cxcywh_boxes(boxes: Sequence[_BoxAndKey], size_of: _SizeOf, shown_path: str) -> None:
@@ -334,16 +332,6 @@ def _are_valid_edges(box: Corners, size: tuple[int, int]) -> bool:
     left, top, right, bottom = box
     height, width = (1, 1) if max(box) <= 1 else size
     return left <= right <= MAX_EDGE * width and top <= bottom <= MAX_EDGE * height
-
-
-def _find_image_keys(tree: Tree, finder: ImageFinder, file: str, rows: Sequence[_Row]) -> list[str]:
-    unique = list(dict.fromkeys(row.image for row in rows))
-    keys: dict[str, str] = {}
-    for name, key in zip(unique, finder.find_images(unique, file, split_of_file(file)), strict=True):
-        if key is None:
-            raise missing_image_error(tree, file, name)
-        keys[name] = key
-    return [keys[row.image] for row in rows]
 
 
 def _are_fractions(rows: Sequence[_Row], shown_path: str) -> bool:

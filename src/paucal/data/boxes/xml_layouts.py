@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 from xml.etree import ElementTree
 from xml.parsers import expat
 
@@ -58,12 +59,12 @@ def read_voc(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     images: list[AnnotatedImage] = []
     notes: list[str] = []
     for file in files:
-        content, file_notes = parse_xml(tree, file)
+        content = parse_xml(tree, file, notes)
         stated_names[file] = [(content.findtext(tag) or "").strip() for tag in ("filename", "path")]
         images.append(_voc_image(content, file, tree.shown_path(file)))
-        notes += file_notes
-    key_notes = assign_keys(images, stated_names, tree)
-    return AnnotationSet.with_numbered_classes(images, tree.shown_root, [*shorten_notes(notes), *key_notes])
+    notes = shorten_notes(notes)
+    assign_keys(images, stated_names, tree, notes)
+    return AnnotationSet.with_numbered_classes(images, tree.shown_root, notes)
 
 
 def find_cvat(tree: Tree, files: Sequence[str]) -> list[str]:
@@ -78,9 +79,7 @@ def read_cvat(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     unread: Counter[str] = Counter()
     finder = ImageFinder(tree.images, tree)
     for file in files:
-        content, file_notes = parse_xml(tree, file)
-        notes += file_notes
-        for image in _cvat_images(content, tree, file, finder, unread):
+        for image in _cvat_images(parse_xml(tree, file, notes), tree, file, finder, unread):
             add_image(images, image, tree.shown_root)
     return AnnotationSet.with_numbered_classes(images.values(), tree.shown_root, [*notes, *unread_shapes_notes(unread)])
 
@@ -96,8 +95,8 @@ def _root_name(tree: Tree, file: str) -> str:
     return root[1].decode() if root else ""
 
 
-def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, list[str]]:
-    """Return the outermost element of an XML file, and a list with a note if the encoding of the file was guessed.
+def parse_xml(tree: Tree, file: str, notes: list[str]) -> ElementTree.Element:
+    """Return the outermost element of an XML file; append a note to `notes` if the encoding is guessed.
 
     Entities are refused, since a few entities can expand to gigabytes.
     """
@@ -111,6 +110,7 @@ def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, list[str]]:
         # The declared encoding cannot be right, since the declaration itself was readable as single bytes.
         declared_encoding = None
     text, _, note = decode_text(content, shown_path, declared_encoding)
+    notes += [note] if note else []
     builder, parser = ElementTree.TreeBuilder(), expat.ParserCreate("utf-8")
 
     def refuse(*_: object) -> None:
@@ -123,7 +123,7 @@ def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, list[str]]:
     parser.CharacterDataHandler = builder.data
     try:
         parser.Parse(text.encode(errors="surrogatepass"), True)
-        return builder.close(), [note] if note else []
+        return builder.close()
     except (expat.ExpatError, ValueError, AssertionError) as problem:
         raise UserError(f"{shown_path!r} is not XML ({problem}): give annotations as XML.") from None
 
@@ -138,22 +138,19 @@ def _voc_image(content: ElementTree.Element, file: str, shown_path: str) -> Anno
         if not name:
             raise UserError(f"{shown_path!r} has an object without a name: add the name.")
         is_difficult = (item.findtext("difficult") or "").strip().lower() in ("1", "true")
-        if item.find("bndbox") is None and (corners := item.findall("polygon/pt")):
-            box, outline = polygon_of_points(_points_of_labelme(corners, shown_path))
-            is_box = (item.findtext("type") or "").strip() == "bounding_box"
-            image.add(name, box, None if is_box else outline, is_difficult)
-        else:
+        if item.find("bndbox") is not None or not (corners := item.findall("polygon/pt")):
             image.add(name, _voc_box(item, shown_path), crowd=is_difficult)
+            continue
+        points: Any = [tuple(parse_number(corner.findtext(side) or "") for side in ("x", "y")) for corner in corners]
+        if any(None in point for point in points):
+            raise UserError(
+                f"{shown_path!r} has a polygon with the points {str(points)[:80]}, expected numbers: correct the "
+                "points."
+            )
+        box, outline = polygon_of_points(points)
+        is_box = (item.findtext("type") or "").strip() == "bounding_box"
+        image.add(name, box, None if is_box else outline, is_difficult)
     return image
-
-
-def _points_of_labelme(corners: Sequence[ElementTree.Element], shown_path: str) -> list[tuple[float, float]]:
-    points = [tuple(parse_number(corner.findtext(side) or "") for side in ("x", "y")) for corner in corners]
-    if any(None in point for point in points):
-        raise UserError(
-            f"{shown_path!r} has a polygon with the points {str(points)[:80]}, expected numbers: correct the points."
-        )
-    return points  # type: ignore[return-value]
 
 
 def _voc_box(item: ElementTree.Element, shown_path: str) -> Corners:
@@ -197,24 +194,19 @@ def _cvat_images(
             f"{shown_path!r} has tracks of objects in a video, which are not read: export the video as 'CVAT for "
             "images' with the frames."
         )
-    items = content.findall("image")
-    part = split_of_file(file)
-    stated_names = [item.get("name", "") for item in items]
+    items, part = content.findall("image"), split_of_file(file)
     # The export of a CVAT project has a folder of images for each subset.
     keys = finder.find_images([f"{item.get('subset', '')}/{item.get('name', '')}" for item in items], file, part)
-    if missing := [number for number, key in enumerate(keys) if key is None]:
-        for number, key in zip(
-            missing, finder.find_images([stated_names[n] for n in missing], file, part), strict=True
-        ):
-            keys[number] = key
+    missing = [number for number, key in enumerate(keys) if key is None]
+    other_keys = finder.find_images([items[number].get("name", "") for number in missing], file, part)
+    for number, key in zip(missing, other_keys, strict=True):
+        keys[number] = key
     images = []
     for item, key in zip(items, keys, strict=True):
         if key is None:
             raise missing_image_error(tree, file, item.get("name", ""))
-        size = _cvat_size(item, key, shown_path)
-        image = AnnotatedImage(
-            key, size=size, declared_split=split_in_name(item.get("subset") or "") or part, source=file
-        )
+        split = split_in_name(item.get("subset") or "") or part
+        image = AnnotatedImage(key, size=_cvat_size(item, key, shown_path), declared_split=split, source=file)
         for shape in item:
             if shape.tag != "tag":
                 _add_cvat_shape(image, shape, shown_path, unread)
@@ -260,17 +252,6 @@ def _add_cvat_shape(image: AnnotatedImage, shape: ElementTree.Element, shown_pat
     image.add(name, box, outline)
 
 
-def _points_of_ellipse(
-    x: float, y: float, radius_x: float, radius_y: float, degrees: float
-) -> list[tuple[float, float]]:
-    """Return 72 points on an ellipse, given its centre and radii in pixels and its clockwise rotation in degrees."""
-    angles, rotation = np.arange(ELLIPSE_POINTS) * 2 * np.pi / ELLIPSE_POINTS, np.deg2rad(degrees)
-    with np.errstate(invalid="ignore"):  # points of an infinite ellipse are refused later
-        a, b = radius_x * np.cos(angles), radius_y * np.sin(angles)
-        xs, ys = a * np.cos(rotation) - b * np.sin(rotation), a * np.sin(rotation) + b * np.cos(rotation)
-    return list(zip((x + xs).tolist(), (y + ys).tolist(), strict=True))
-
-
 def _cvat_outline(shape: ElementTree.Element, size: tuple[int, int] | None) -> tuple[Corners | None, object]:
     """Return the box and the outline of a shape; the box is None if the shape has no area.
 
@@ -284,7 +265,12 @@ def _cvat_outline(shape: ElementTree.Element, size: tuple[int, int] | None) -> t
         return polygon_of_points([(float(x), float(y)) for x, y in pairs])
     if shape.tag == "ellipse":
         x, y, radius_x, radius_y = (float(shape.get(name) or "") for name in ("cx", "cy", "rx", "ry"))
-        return polygon_of_points(_points_of_ellipse(x, y, radius_x, radius_y, float(shape.get("rotation") or 0)))
+        angles = np.arange(ELLIPSE_POINTS) * 2 * np.pi / ELLIPSE_POINTS
+        rotation = np.deg2rad(float(shape.get("rotation") or 0))  # clockwise
+        with np.errstate(invalid="ignore"):  # points of an infinite ellipse are refused later
+            a, b = radius_x * np.cos(angles), radius_y * np.sin(angles)
+            xs, ys = a * np.cos(rotation) - b * np.sin(rotation), a * np.sin(rotation) + b * np.cos(rotation)
+        return polygon_of_points(list(zip((x + xs).tolist(), (y + ys).tolist(), strict=True)))
     if shape.tag != "mask" or size is None:
         return None, None
     left, top, width, height = (int(shape.get(name) or "") for name in ("left", "top", "width", "height"))

@@ -51,7 +51,12 @@ class Config:
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
     """Return the YAML files that describe a YOLO data set, or the label files if there is no such YAML file."""
-    configs = [file for file in files if file.lower().endswith(YAML_SUFFIXES) and _is_config(tree, file)]
+    configs = []
+    for file in files:
+        if file.lower().endswith(YAML_SUFFIXES):
+            lines = ascii_bytes(tree.peek(file, MAX_CONFIG_BYTES)).splitlines()
+            keys = {line.partition(b":")[0].strip(b"\"' ").lower() for line in lines if b":" in line}
+            configs += [file] if b"names" in keys and keys & {name.encode() for name in PART_BY_WORD} else []
     if configs:
         return configs
     labels = _label_files(tree, files)
@@ -65,10 +70,21 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     label file also has no objects, as in Ultralytics' code.
     """
     config = _read_config(tree, files)
-    parts, notes = _split_by_image(config, tree, ImageFinder(tree.images, tree)) if config.parts else ({}, [])
+    notes: list[str] = []
+    parts = _split_by_image(config, tree, ImageFinder(tree.images, tree), notes) if config.parts else {}
     labels = _label_files(tree, tree.files if config.shown_path else files)
-    keys, key_notes = assign_images(tree, {file: () for file in labels})
-    notes += [*key_notes, *_unmatched_label_notes(tree, keys)]
+    keys = assign_images(tree, {file: () for file in labels}, notes)
+    # Files that are empty, or that begin with an object, are label files without an image.
+    unmatched = [
+        file
+        for file in tree.files_ending(TEXT_SUFFIX)
+        if file not in keys
+        and PurePosixPath(file).stem.lower() not in PART_BY_WORD
+        and (_begins_with_object(tree, file) or not ascii_bytes(tree.peek(file, HEAD_BYTES)).strip())
+    ]
+    if unmatched:
+        count = f"{counted(len(unmatched), 'label file')} without an image {was_or_were(len(unmatched))} left out"
+        notes.append(f"{count}, such as {unmatched[0]}")
     if not keys:
         raise MissingImage(f"{tree.shown_root!r} has no label files beside its images or in labels/: add label files.")
     store = tree.make_store(list(keys.values()))
@@ -76,9 +92,7 @@ def read(tree: Tree, files: Sequence[str]) -> AnnotationSet:
     encoding_notes: list[str] = []
     for index, (file, key) in enumerate(keys.items()):
         image = AnnotatedImage(key, declared_split=parts.get(key, ""), source=file)
-        lines, file_notes = tree.read_lines(file, keep_blank=True)
-        encoding_notes += file_notes
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(tree.read_lines(file, encoding_notes, keep_blank=True), 1):
             if line:
                 _add_object(image, line, f"line {number} of {tree.shown_path(file)!r}", store.size(index), config)
         images.append(image)
@@ -110,12 +124,6 @@ _EXPECTED_FILES = "YOLO labels/*.txt beside images/, with data.yaml or classes.t
 LAYOUT = Layout("YOLO text files", _EXPECTED_FILES, YAML_SUFFIXES, find, read, roots=roots_of_config)
 
 
-def _is_config(tree: Tree, file: str) -> bool:
-    lines = ascii_bytes(tree.peek(file, MAX_CONFIG_BYTES)).splitlines()
-    keys = {line.partition(b":")[0].strip(b"\"' ").lower() for line in lines if b":" in line}
-    return b"names" in keys and bool(keys & {name.encode() for name in PART_BY_WORD})
-
-
 def _read_config(tree: Tree, files: Sequence[str]) -> Config:
     """Return the classes and splits in the YAML file, or else the classes in a text file such as `classes.txt`."""
     configs = [file for file in files if file.lower().endswith(YAML_SUFFIXES)]
@@ -128,7 +136,7 @@ def _read_config(tree: Tree, files: Sequence[str]) -> Config:
         )
     file, shown_path = configs[0], tree.shown_path(configs[0])
     try:
-        content = parse_yaml(tree.read_text(file, MAX_CONFIG_BYTES)[0])
+        content = parse_yaml(tree.read_text(file, MAX_CONFIG_BYTES))
     except ValueError as problem:
         raise UserError(f"{shown_path!r} cannot be read ({problem}): give the YAML file of a YOLO data set.") from None
     if not isinstance(content, dict):
@@ -192,7 +200,7 @@ def _names_of_text_files(tree: Tree) -> dict[int, str] | None:
 
 
 def _listed_names(tree: Tree, file: str) -> tuple[str, ...]:
-    return tuple(map(plain_name, class_names_by_line(tree.read_lines(file, keep_blank=True)[0], tree.shown_path(file))))
+    return tuple(map(plain_name, class_names_by_line(tree.read_lines(file, keep_blank=True), tree.shown_path(file))))
 
 
 def _check_names(names: Mapping[int, str], shown_path: str) -> dict[int, str]:
@@ -201,10 +209,9 @@ def _check_names(names: Mapping[int, str], shown_path: str) -> dict[int, str]:
     return unique_class_names(names)
 
 
-def _split_by_image(config: Config, tree: Tree, finder: ImageFinder) -> tuple[dict[str, str], list[str]]:
-    """Return the split of each image that the YAML file names, by the key of the image, and notes."""
+def _split_by_image(config: Config, tree: Tree, finder: ImageFinder, notes: list[str]) -> dict[str, str]:
+    """Return the split of each image that the YAML file names, by the key of the image."""
     parts: dict[str, str] = {}
-    notes: list[str] = []
     keys_by_part: dict[str, set[str]] = {}
     for part in ("train", "val", "test"):
         keys: set[str] = set()
@@ -230,7 +237,7 @@ def _split_by_image(config: Config, tree: Tree, finder: ImageFinder) -> tuple[di
             )
         keys_by_part[part] = keys
         parts.update(dict.fromkeys(keys, part))
-    return parts, notes
+    return parts
 
 
 def _find_images_of_entry(
@@ -252,7 +259,7 @@ def _find_images_of_entry(
             break  # "train/images" must not become "images"
         name = normalise_name("/".join(full_path[index:]) or ".")
         if name in files:
-            lines = tree.read_lines(files[name])[0]
+            lines = tree.read_lines(files[name])
             image_keys = finder.find_images(lines, files[name], part)
             missing = [line for line, key in zip(lines, image_keys, strict=True) if key is None]
             if 0 < len(missing) < len(lines):
@@ -275,19 +282,6 @@ def _label_files(tree: Tree, files: Sequence[str]) -> list[str]:
     return [file for file in labels if file not in lists or "labels" in file.lower().split("/")[:-1]]
 
 
-def _unmatched_label_notes(tree: Tree, keys: Mapping[str, str]) -> list[str]:
-    """Return a list with a note on label files (empty, or beginning with an object) without an image, if any."""
-    labels = [
-        file
-        for file in tree.files_ending(TEXT_SUFFIX)
-        if file not in keys
-        and PurePosixPath(file).stem.lower() not in PART_BY_WORD
-        and (_begins_with_object(tree, file) or not ascii_bytes(tree.peek(file, HEAD_BYTES)).strip())
-    ]
-    text = f"{counted(len(labels), 'label file')} without an image {was_or_were(len(labels))} left out, such as "
-    return [text + labels[0]] if labels else []
-
-
 def _begins_with_object(tree: Tree, file: str) -> bool:
     """Return whether the first line of a text file is an object: a class number, and at least four numbers."""
     head = ascii_bytes(tree.peek(file, HEAD_BYTES)).strip()
@@ -300,7 +294,25 @@ def _begins_with_object(tree: Tree, file: str) -> bool:
 
 def _add_object(image: AnnotatedImage, line: str, context: str, size: tuple[int, int], config: Config) -> None:
     """Add the object in a line of a label file to an image of `size` (height, width); `context` names the line."""
-    name, values = _parse_line(line, context, config)
+    try:
+        number, *values = [float(text) for text in line.split()]
+        label = int(number)
+    except (ValueError, OverflowError):
+        number, label, values = 0.5, 0, []  # an invalid class number, refused below
+    values = values[: BOX_NUMBERS - 1] if config.has_points else values
+    count = len(values) + 1
+    if label != number or label < 0 or not (count == BOX_NUMBERS or (count >= MIN_OUTLINE_NUMBERS and count % 2)):
+        raise UserError(
+            f"{context} is {line[:80]!r}, expected a class number and either four numbers (centre x and y, width, "
+            "height) or the x and y of three or more points: correct the line."
+        )
+    if config.names is not None and label not in config.names:
+        raise UserError(
+            f"{context} has the class {label}, but {config.shown_path or 'the file of classes'} names "
+            f"{counted(len(config.names), 'class', 'classes')} (0 to {max(config.names)}): add the class name, or "
+            "correct the line."
+        )
+    name = str(label) if config.names is None else config.names[label]
     if min(values) < -MAX_OUTSIDE or max(values) > 1 + MAX_OUTSIDE:
         raise UserError(
             f"{context} is {line[:80]!r}, with a number below 0 or above 1: give fractions of the width and height of "
@@ -314,28 +326,3 @@ def _add_object(image: AnnotatedImage, line: str, context: str, size: tuple[int,
         return
     points = [(x * width, y * height) for x, y in zip(values[::2], values[1::2], strict=True)]
     image.add(name, *polygon_of_points(points))
-
-
-def _parse_line(line: str, context: str, config: Config) -> tuple[str, list[float]]:
-    """Return the class name in a line, and the numbers of the box or the points of the outline."""
-    try:
-        number, *values = [float(text) for text in line.split()]
-        label = int(number)
-    except (ValueError, OverflowError):
-        number, label, values = 0.5, 0, []  # an invalid class number, refused below
-    values = values[: BOX_NUMBERS - 1] if config.has_points else values
-    count = len(values) + 1
-    if label != number or label < 0 or not (count == BOX_NUMBERS or (count >= MIN_OUTLINE_NUMBERS and count % 2)):
-        raise UserError(
-            f"{context} is {line[:80]!r}, expected a class number and either four numbers (centre x and y, width, "
-            "height) or the x and y of three or more points: correct the line."
-        )
-    if config.names is None:
-        return str(label), values
-    if label not in config.names:
-        raise UserError(
-            f"{context} has the class {label}, but {config.shown_path or 'the file of classes'} names "
-            f"{counted(len(config.names), 'class', 'classes')} (0 to {max(config.names)}): add the class name, or "
-            "correct the line."
-        )
-    return config.names[label], values
