@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import numpy as np
 
@@ -136,7 +136,14 @@ def read_boxes(path: Path) -> tuple[Tree, AnnotationSet]:
     files_by_group = [[file for file in group.files if not root_of_set(file)] for group in groups]
     root_groups = [replace(group, files=files) for group, files in zip(groups, files_by_group, strict=True) if files]
     if not root_groups:
-        _refuse_tree_without_boxes(tree, groups)
+        if roots := sorted({root_of_set(file) for group in groups for file in group.files}):
+            locations = " or ".join(repr(tree.shown_path(root)) for root in roots[:3])
+            raise UserError(f"{tree.shown_root!r} has several sets with boxes in subfolders: did you mean {locations}?")
+        _refuse_unsupported(tree)
+        files = tree.files_ending(".json")
+        if len(files) == 1:
+            coco.read(tree, files)  # raises an error with the reason why this file has no boxes
+        raise NoLabelsError(f"{tree.shown_root!r} has no annotations of boxes: expected {EXPECTED_TEXT}.")
     annotations = _read_preferred_layout(root_groups, tree)
     # Images without annotations are left out, since they may show objects that were not annotated.
     keys = {image.key for image in annotations.images}
@@ -258,18 +265,6 @@ def _read_single_file(file: Path) -> tuple[Tree, AnnotationSet]:
             return tree, annotations
     assert problem is not None
     raise problem
-
-
-def _refuse_tree_without_boxes(tree: Tree, groups: Sequence[AnnotationFiles]) -> NoReturn:
-    """Refuse a tree without annotation files, or with annotation files only in subfolders with separate data sets."""
-    if roots := sorted({root_of_set(file) for group in groups for file in group.files}):
-        locations = " or ".join(repr(tree.shown_path(root)) for root in roots[:3])
-        raise UserError(f"{tree.shown_root!r} has several sets with boxes in subfolders: did you mean {locations}?")
-    _refuse_unsupported(tree)
-    files = tree.files_ending(".json")
-    if len(files) == 1:
-        coco.read(tree, files)  # raises an error with the reason why this file has no boxes
-    raise NoLabelsError(f"{tree.shown_root!r} has no annotations of boxes: expected {EXPECTED_TEXT}.")
 
 
 def _refuse_unsupported(tree: Tree) -> None:

@@ -42,7 +42,7 @@ class Tree:
         return [path for path in self.files if path.lower().endswith(suffixes)]
 
     def read_text(self, path: str, max_bytes: int, notes: list[str] | None = None) -> str:
-        """Return the text of a file of at most `max_bytes` bytes; append a note to `notes` if the encoding is guessed."""
+        """Return the text of a file up to `max_bytes` bytes; append a note to `notes` if the encoding is guessed."""
         text, _, note = decode_text(self.read(path, max_bytes), self.shown_path(path))
         if note and notes is not None:
             notes.append(note)

@@ -121,8 +121,14 @@ def read_class_names(path: Path) -> NamedClasses:
         text, _, note = read_decoded(path, MAX_BYTES)
     except FileNotFoundError:
         raise UserError(f"--classes: the file {str(path)!r} does not exist; check the path.") from None
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    for row_pattern in (_CVAT_ROW, _SPACED_ROW):
+        matches = [row_pattern.fullmatch(line) for line in lines]
+        if matches and all(matches):
+            text = "\n".join('"{name}",{r},{g},{b}'.format(**match.groupdict()) for match in matches if match)
+            break
     try:
-        rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(_normalise_rows(text), newline=""))]
+        rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text, newline=""))]
     except csv.Error as problem:
         raise UserError(f"--classes: {str(path)!r} cannot be read ({problem}); give one name per line.") from None
     rows = [row for row in rows if any(row)]
@@ -144,16 +150,6 @@ def read_class_names(path: Path) -> NamedClasses:
     values = tuple(int(pack_colours(numbers)) if has_colours else numbers[0] for _, numbers in classes)  # type: ignore[arg-type]
     _refuse_duplicates(values, path)
     return NamedClasses(names, values, has_colours, note)
-
-
-def _normalise_rows(text: str) -> str:
-    """Convert CVAT's or CamVid's list of classes to CSV rows NAME,R,G,B; return other text unchanged."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    for row_pattern in (_CVAT_ROW, _SPACED_ROW):
-        rows = [row_pattern.fullmatch(line) for line in lines]
-        if rows and all(rows):
-            return "\n".join('"{name}",{r},{g},{b}'.format(**row.groupdict()) for row in rows if row)
-    return text
 
 
 def _read_row(row: list[str], path: Path) -> tuple[str, list[int]]:
@@ -208,11 +204,7 @@ def find_coding(
     _require_kind(kind, stats, values, in_colour)
     if kind == "binary":
         consistency.refuse_faint(stats, void)
-        coding = _binary_coding(values, void)
-    elif kind == "index":
-        coding = _index_coding(values, void, len(named_classes.names) if named_classes else 0)
-    else:
-        coding = _grey_or_colour_coding(kind, values, void)
+    coding = _code_values(kind, values, void, len(named_classes.names) if named_classes else 0)
     if named_classes is not None and len(named_classes.names) != coding.count:
         count = counted(len(named_classes.names), "class", "classes")
         raise UserError(
@@ -287,33 +279,30 @@ def _require_kind(kind: CodingKind, stats: MaskStatistics, values: list[int], in
         raise UserError("no pixel of the masks is labelled: give other masks, or another --ignore.")
 
 
-def _binary_coding(values: list[int], void: int | None) -> MaskCoding:
-    top = 1 if max(values) == 1 else 255
-    if len({value >= min(top, BINARY_THRESHOLD) for value in values}) < 2:
-        raise UserError(
-            f"all labelled pixels of the masks are of one class (values {min(values)} to {max(values)}), but masks of "
-            "two classes contain 0 and 255: check the masks."
-        )
-    return MaskCoding("binary", (0, top), void)
-
-
-def _index_coding(values: list[int], void: int | None, n_names: int) -> MaskCoding:
-    void = VOID if void is None and VOID in values else void
-    top = max((value for value in values if value != void), default=0)
-    count = max(top + 1, n_names + (void is not None and void <= top))
-    classes = tuple(value for value in range(count) if value != void)
-    if len(classes) > MAX_CLASSES:
-        raise UserError(
-            f"the class numbers in the masks go up to {top}, but at most {MAX_CLASSES} classes are supported: number "
-            "the classes from 0, or give the meaning of the values with --mask-values grey or --classes."
-        )
-    if len(classes) < 2:
-        raise UserError("all labelled pixels of the masks are of one class, but two are needed: check the masks.")
-    return MaskCoding("index", classes, void)
-
-
-def _grey_or_colour_coding(kind: CodingKind, values: list[int], void: int | None) -> MaskCoding:
-    """Return the coding in which each grey level or each colour is a class."""
+def _code_values(kind: CodingKind, values: list[int], void: int | None, n_names: int) -> MaskCoding:
+    """Return the coding of masks with these values, given the value `void` of unlabelled pixels and the class names."""
+    if kind == "binary":
+        top = 1 if max(values) == 1 else 255
+        if len({value >= min(top, BINARY_THRESHOLD) for value in values}) < 2:
+            raise UserError(
+                f"all labelled pixels of the masks are of one class (values {min(values)} to {max(values)}), but masks "
+                "of two classes contain 0 and 255: check the masks."
+            )
+        return MaskCoding("binary", (0, top), void)
+    if kind == "index":
+        void = VOID if void is None and VOID in values else void
+        top = max((value for value in values if value != void), default=0)
+        count = max(top + 1, n_names + (void is not None and void <= top))
+        classes = tuple(value for value in range(count) if value != void)
+        if len(classes) > MAX_CLASSES:
+            raise UserError(
+                f"the class numbers in the masks go up to {top}, but at most {MAX_CLASSES} classes are supported: "
+                "number the classes from 0, or give the meaning of the values with --mask-values grey or --classes."
+            )
+        if len(classes) < 2:
+            raise UserError("all labelled pixels of the masks are of one class, but two are needed: check the masks.")
+        return MaskCoding("index", classes, void)
+    # Each grey level or each colour is a class.
     if len(values) > MAX_CLASSES:
         raise UserError(
             f"the masks have {len(values)} {'colours' if kind == 'colour' else 'grey levels'}, but at most "

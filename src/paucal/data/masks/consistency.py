@@ -40,40 +40,37 @@ def refuse_mixed_kinds(stats: MaskStatistics) -> None:
     for file in stats.files:
         files_by_kind[file.kind].append(file)
     colour, palette, grey = files_by_kind[COLOUR], files_by_kind[PALETTE], files_by_kind[GREY]
+    palettes_are_classes = "the palettes' colours are the classes"
     if colour:
-        _refuse_mixed_with_colour_masks(colour, palette, grey)
-    else:
-        top = max((value for file in palette for value in file.values - {VOID}), default=0)
-        levels = [file for file in grey if max(file.values - {VOID}, default=0) >= max(MIN_FOREGROUND, top + 1)]
-        if palette and levels:
+        if palette:
+            raise _mixed_mask_encodings_error(colour, "in colour", palette, "with a palette", palettes_are_classes)
+        three_channels = [*colour, *(file for file in grey if file.bits == 24)]
+        colours = {value for file in three_channels for value in file.as_colours().values}
+        grey_levels = {value >> 16 for value in colours if value % 0x010101 == 0}
+        if numbers := [file for file in grey if file.bits in (8, 16) and not file.values <= grey_levels | {0, WHITE}]:
             raise _mixed_mask_encodings_error(
-                palette, "with a palette", levels, "with grey levels", "the palettes' colours are the classes"
+                colour, "in colour", numbers, "with numbers or grey levels", "each grey level is a colour"
             )
-        _refuse_palettes(palette)
-
-
-def _refuse_mixed_with_colour_masks(
-    colour: list[FileStatistics], palette: list[FileStatistics], grey: list[FileStatistics]
-) -> None:
-    """Refuse files with palettes or class numbers in a set with files in colour.
-
-    Black-and-white files are also refused, unless a file in colour contains white.
-    """
-    if palette:
-        raise _mixed_mask_encodings_error(
-            colour, "in colour", palette, "with a palette", "the palettes' colours are the classes"
-        )
-    three_channels = [*colour, *(file for file in grey if file.bits == 24)]
-    colours = {value for file in three_channels for value in file.as_colours().values}
-    grey_levels = {value >> 16 for value in colours if value % 0x010101 == 0}
-    numbers = [file for file in grey if file.bits in (8, 16) and not file.values <= grey_levels | {0, WHITE}]
-    if numbers:
-        raise _mixed_mask_encodings_error(
-            colour, "in colour", numbers, "with numbers or grey levels", "each grey level is a colour"
-        )
-    white = [file for file in grey if file.bits in (1, 8) and file.values - {0}]
-    if white and WHITE not in grey_levels:
-        raise _mixed_mask_encodings_error(colour, "in colour", white, "in black and white", "white is a separate class")
+        white = [file for file in grey if file.bits in (1, 8) and file.values - {0}]
+        if white and WHITE not in grey_levels:
+            raise _mixed_mask_encodings_error(
+                colour, "in colour", white, "in black and white", "white is a separate class"
+            )
+        return
+    top = max((value for file in palette for value in file.values - {VOID}), default=0)
+    levels = [file for file in grey if max(file.values - {VOID}, default=0) >= max(MIN_FOREGROUND, top + 1)]
+    if palette and levels:
+        raise _mixed_mask_encodings_error(palette, "with a palette", levels, "with grey levels", palettes_are_classes)
+    first_colours: dict[int, tuple[int, FileStatistics]] = {}
+    for file in palette:
+        for value, file_colour in (file.palette or {}).items():
+            earlier_colour, other = first_colours.setdefault(value, (file_colour, file))
+            if earlier_colour != file_colour:
+                raise UserError(
+                    f"the palettes of the masks differ: index {value} has the colour {unpack_colour(earlier_colour)} "
+                    f"in {other.name}, and {unpack_colour(file_colour)} in {file.name}. Give --mask-values colour if "
+                    "each colour is a class, or --mask-values index if each index is a class."
+                )
 
 
 def _mixed_mask_encodings_error(
@@ -88,20 +85,6 @@ def _mixed_mask_encodings_error(
         f"the masks are stored in two ways ({describe_files(files)} {encoding}, {describe_files(other_files)} "
         f"{other_encoding}): store all masks in the same way, or give --mask-values colour if {condition}."
     )
-
-
-def _refuse_palettes(files: Sequence[FileStatistics]) -> None:
-    """Refuse files with palettes if two palettes have different colours for the same index."""
-    first_colours: dict[int, tuple[int, FileStatistics]] = {}
-    for file in files:
-        for value, colour in (file.palette or {}).items():
-            earlier_colour, other = first_colours.setdefault(value, (colour, file))
-            if earlier_colour != colour:
-                raise UserError(
-                    f"the palettes of the masks differ: index {value} has the colour {unpack_colour(earlier_colour)} "
-                    f"in {other.name}, and {unpack_colour(colour)} in {file.name}. Give --mask-values colour if each "
-                    "colour is a class, or --mask-values index if each index is a class."
-                )
 
 
 def refuse_mixed_codings(stats: MaskStatistics, void: int | None = None) -> None:

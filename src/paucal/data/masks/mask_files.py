@@ -64,10 +64,17 @@ def read_mask(path: Path, name: str, max_pixels: int | None = None) -> RawMask:
     with open_image(path, f"{name} (a mask)") as image:
         if max_pixels is not None and image.width * image.height > max_pixels:
             raise ValueError(f"the mask has {image.height}x{image.width} pixels, many more than its image")
-        lossy = image.format in LOSSY_FORMATS or (image.format == "WEBP" and not _is_lossless_webp(path))
-        upright = turn_upright(image)
+        lossy = image.format in LOSSY_FORMATS
+        if image.format == "WEBP":
+            with path.open("rb") as file:
+                lossy = b"VP8L" not in file.read(64)  # lossless files have "VP8L" after the RIFF header
+        upright, palette = turn_upright(image), None
         values, kind, bits = _stored_values(upright)
-        palette = _palette_colours(upright) if kind == PALETTE else None
+        if kind == PALETTE:
+            colours = np.zeros((256, 3), dtype=np.uint8)  # colours that are missing from the palette are black
+            stored = np.asarray(upright.getpalette("RGB") or [], dtype=np.uint8)[: 3 * 256]
+            colours.reshape(-1)[: len(stored)] = stored
+            palette = pack_colours(colours)
     return RawMask(values, kind, bits, lossy, palette)
 
 
@@ -124,20 +131,6 @@ def _opacity_mask(image: Image.Image) -> NDArray[np.int32] | None:
     if opacity.min() == 255 or (colours != colours[0, 0]).any():
         return None
     return opacity.astype(np.int32)
-
-
-def _palette_colours(image: Image.Image) -> NDArray[np.int32]:
-    """Return the (256,) packed colours of an image's palette; colours missing from the palette are black."""
-    colours = np.zeros((256, 3), dtype=np.uint8)
-    stored = np.asarray(image.getpalette("RGB") or [], dtype=np.uint8)[: 3 * 256]
-    colours.reshape(-1)[: len(stored)] = stored
-    return pack_colours(colours)
-
-
-def _is_lossless_webp(path: Path) -> bool:
-    """Return whether a WebP file is lossless, that is, has "VP8L" after the RIFF header."""
-    with path.open("rb") as file:
-        return b"VP8L" in file.read(64)
 
 
 def pack_colours(rgb: NDArray) -> NDArray[np.int32]:

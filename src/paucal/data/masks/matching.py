@@ -90,7 +90,15 @@ class _Matching:
         decoys = [mask for mask in remaining if self._is_decoy(mask)]
         unmatched = [mask for mask in remaining if not self._is_decoy(mask)]
         for mask in unmatched:
-            self._refuse_second_mask(mask)
+            for base in shorter_names(mask.stem):
+                image = self._index.find(mask.folders, base, mask) or self._index_without_folders.find_unique(base)
+                if image is not None and image.key in self._assigned:
+                    first = self._assigned[image.key][0][0]
+                    raise UserError(
+                        f"the mask {mask.key!r} is named after {image.key!r}, which has the mask {first.key!r}: number "
+                        f"these masks if they mark objects of one class ({base}_mask_1, {base}_mask_2); otherwise move "
+                        "one mask out of the folder."
+                    )
         self._refuse_appended_numbers(unmatched)
         matched = [image for image in self._images if image.key in self._assigned]
         masks_by_image = {image.key: self._select_masks(image, decoys) for image in matched}
@@ -180,19 +188,6 @@ class _Matching:
 
     def _is_decoy(self, mask: NormalisedFile) -> bool:
         return is_decoy_name(mask.stem) or any(is_decoy_folder(name) for name in mask.folders)
-
-    def _refuse_second_mask(self, mask: NormalisedFile) -> None:
-        """Raise a UserError if an unmatched mask's name begins with the name of an image that has another mask."""
-        for base in shorter_names(mask.stem):
-            image = self._index.find(mask.folders, base, mask)
-            image = image or self._index_without_folders.find_unique(base)
-            if image is not None and image.key in self._assigned:
-                first = self._assigned[image.key][0][0]
-                raise UserError(
-                    f"the mask {mask.key!r} is named after {image.key!r}, which has the mask {first.key!r}: number "
-                    f"these masks if they mark objects of one class ({base}_mask_1, {base}_mask_2); otherwise move one "
-                    "mask out of the folder."
-                )
 
     def _refuse_appended_numbers(self, unmatched: Sequence[NormalisedFile]) -> None:
         """Raise a UserError if masks are named like images with a number appended (mask `a072` of image `a07`).

@@ -85,12 +85,22 @@ def classes_from_files(masks: UncodedMasks, file_classes: Sequence[tuple[str, ..
 
 
 def _find_class_names(masks: UncodedMasks) -> tuple[NamedClasses | None, list[str]]:
-    """Return the classes of the first table in the set that fits the masks (None if no table fits), and notes."""
+    """Return the classes of the first table in the set that fits the masks (None if no table fits), and notes.
+
+    A table fits if it has a name for every mask value or, without values, for every class.
+    """
     notes: list[str] = []
     for file in _find_class_tables(masks.pairs):
         try:
             class_names = read_class_names(file)
-            if _fits_masks(class_names, masks):
+            named_classes = None if class_names.values is None else class_names
+            coding = masks.coding or find_coding(masks.stats, None, masks.ignore, named_classes)
+            if class_names.values is None:
+                fits = len(class_names.names) == coding.count
+            else:
+                stats = masks.stats.as_colours() if coding.kind == "colour" else masks.stats
+                fits = coding.values == class_names.values and set(stats.values) <= {*coding.values, coding.ignore}
+            if fits:
                 return class_names, [*notes, f"class names are from {file.name}"]
         except UserError:  # the file is not a table of classes in spite of its name
             pass
@@ -99,35 +109,21 @@ def _find_class_names(masks: UncodedMasks) -> tuple[NamedClasses | None, list[st
 
 
 def _find_class_tables(pairs: ImageMaskPairs) -> list[Path]:
-    """Return the tables of classes in the folders of the first image and the first mask, and in folders above these."""
-    files = [file for pair in pairs.pairs[:1] for file in (pairs.root / pair.key, pair.masks[0])]
+    """Return the tables of classes in the folders of the first image and the first mask, and in folders above these.
+
+    At most `MAX_PARENTS` folders above a file are searched, up to the root or out of it. Folders whose names stand for
+    images, masks or a split do not end the search.
+    """
+    folders: list[Path] = []
+    for file in [file for pair in pairs.pairs[:1] for file in (pairs.root / pair.key, pair.masks[0])]:
+        for folder in list(file.parents)[:MAX_PARENTS]:
+            folders.append(folder)
+            is_named = folder_role(folder.name).content or folder.name.lower() in PART_BY_WORD
+            is_inside = folder != pairs.root and (folder == file.parent or folder.is_relative_to(pairs.root))
+            if not (is_named or is_inside):
+                break
     tables: list[Path] = []
-    for folder in dict.fromkeys(folder for file in files for folder in _folders_above(file, pairs.root)):
+    for folder in dict.fromkeys(folders):
         children = {child.name.lower(): child for child in folder.iterdir()}
         tables += [children[name] for name in CLASS_TABLES if name in children and is_regular(children[name])]
     return tables
-
-
-def _folders_above(file: Path, root: Path) -> list[Path]:
-    """Return at most `MAX_PARENTS` folders above a file, the innermost first, up to the root or out of it.
-
-    Folders whose names stand for images, masks or a split do not end the search.
-    """
-    folders = []
-    for folder in list(file.parents)[:MAX_PARENTS]:
-        folders.append(folder)
-        is_named = folder_role(folder.name).content or folder.name.lower() in PART_BY_WORD
-        is_inside = folder != root and (folder == file.parent or folder.is_relative_to(root))
-        if not (is_named or is_inside):
-            break
-    return folders
-
-
-def _fits_masks(class_names: NamedClasses, masks: UncodedMasks) -> bool:
-    """Return whether a table of classes has a name for every mask value or, without values, for every class."""
-    named_classes = None if class_names.values is None else class_names
-    coding = masks.coding or find_coding(masks.stats, None, masks.ignore, named_classes)
-    if class_names.values is None:
-        return len(class_names.names) == coding.count
-    stats = masks.stats.as_colours() if coding.kind == "colour" else masks.stats
-    return coding.values == class_names.values and set(stats.values) <= {*coding.values, coding.ignore}

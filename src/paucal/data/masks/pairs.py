@@ -112,7 +112,17 @@ def _match_and_split(root: Path, mask_root: Path, files: ImageAndMaskFiles, base
     The keys of images are relative to `root`, and the keys of masks to `mask_root`. Lists of splits are searched in the
     folders `bases` and in the folders above images and masks.
     """
-    matches, classes = _match_masks(files)
+    problem: UserError | None = None
+    classes: dict[str, str] = {}  # class of each mask, if each class has its own mask files
+    try:
+        matches = match_masks_by_name(files.images, files.masks)
+    except UserError as error:
+        problem, matches = error, Matches()
+    if not matches.masks:
+        class_match = match_masks_by_class(files.images, files.masks)
+        if class_match is None and problem is not None:
+            raise problem
+        matches, classes = class_match or (matches, {})
     if not matches.masks:
         image, mask = (group[0].key if group else "missing" for group in (files.images, files.masks))
         raise UserError(
@@ -130,21 +140,6 @@ def _match_and_split(root: Path, mask_root: Path, files: ImageAndMaskFiles, base
         mask_classes = tuple(classes[mask] for mask in masks if classes)
         pairs.append(ImageMaskPair(key, tuple(mask_root / mask for mask in masks), parts[key], mask_classes))
     return ImageMaskPairs(root, tuple(pairs), (*matches.describe(bool(classes)), *notes))
-
-
-def _match_masks(files: ImageAndMaskFiles) -> tuple[Matches, dict[str, str]]:
-    """Return the masks of each image and, if each class has its own mask files, the class of each mask."""
-    problem: UserError | None = None
-    try:
-        matches = match_masks_by_name(files.images, files.masks)
-    except UserError as error:
-        problem, matches = error, Matches()
-    if matches.masks:
-        return matches, {}
-    class_match = match_masks_by_class(files.images, files.masks)
-    if class_match is None and problem is not None:
-        raise problem
-    return class_match or (matches, {})
 
 
 def _path_above_named_folder(key: str, n_more: int = 0) -> str:

@@ -81,7 +81,7 @@ def draw_panoptic(root: Path) -> tuple[DrawnMasks, list[str]]:
 
 
 def _read_entries(tree: Tree, file: str) -> dict[str, list[dict[str, Any]]]:
-    content, _ = tree.read_json(file, MAX_BYTES, f"give {PANOPTIC_NAME}")
+    content = tree.read_json(file, MAX_BYTES, f"give {PANOPTIC_NAME}")
     rows: dict[str, Any] = {name: content.get(name) if isinstance(content, dict) else None for name in _REQUIRED_KEYS}
     for name, keys in _REQUIRED_KEYS.items():
         if not isinstance(rows[name], list) or not all(

@@ -45,17 +45,28 @@ def read_part_lists(bases: Iterable[Path], keys: Sequence[str]) -> ListedParts:
     notes: list[str] = []
     for base in bases:
         folder, files = _find_lists(base)
-        lists = {part: _read_list(file, index) for part, file in files.items()}
+        other_lines: list[str] = []
+        lists = {part: _read_list(file, index, other_lines) for part, file in files.items()}
         file_names = ", ".join(file.name for file in files.values())
-        if files and not any(list_keys for list_keys, _ in lists.values()):
+        if files and not any(lists.values()):
             if folder != base:
                 raise UserError(
                     f"the lists in {folder} ({file_names}) contain none of the images: correct or remove the lists."
                 )
             notes.append(f"lists that contain none of the images are not used: {file_names}")
             continue  # a text file with the name of a split may have other content
-        parts = _join_lists({part: list_keys for part, (list_keys, _) in lists.items()}, files, parts)
-        unmatched_lines += [f"{line!r} in {files[part].name}" for part, (_, lines) in lists.items() for line in lines]
+        for part in ("train", "val", "test"):
+            for key in lists.get(part, ()):
+                if parts.setdefault(key, part) != part:
+                    raise UserError(f"{key!r} is in the lists for {parts[key]} and {part}: keep the image in one list.")
+        # Images that are only in a list "trainval" are val images if there is a list "train" but no list "val".
+        trainval_part = "val" if "train" in lists and "val" not in lists else "train"
+        for key in lists.get(TRAINVAL, ()):
+            if parts.setdefault(key, trainval_part) == "test":
+                raise UserError(
+                    f"{key!r} is in the lists for test and {files[TRAINVAL].stem}: keep the image in one list."
+                )
+        unmatched_lines += other_lines
         notes += [f"splits are from the lists in {folder.name}: {file_names}"] if files else []
     if unmatched_lines:
         count = counted(len(unmatched_lines), "line")
@@ -91,16 +102,19 @@ def _list_children(folder: Path) -> list[Path]:
     return sorted(child for child in folder.iterdir() if not is_ignored(child.name)) if folder.is_dir() else []
 
 
-def _read_list(file: Path, index: "_ImageIndex") -> tuple[list[str], list[str]]:
-    """Return the keys of the images in a list, and the lines that match no image."""
-    keys, unmatched_lines = [], []
+def _read_list(file: Path, index: "_ImageIndex", unmatched_lines: list[str]) -> list[str]:
+    """Return the keys of the images in a list; append the lines that match no image to `unmatched_lines`."""
+    keys = []
     for line in read_decoded(file, MAX_BYTES).text.splitlines():
         if line.strip():
             matches = (pattern.fullmatch(line.strip()) for pattern in (_BEFORE_PATH, *_BEFORE_NUMBERS))
             entries = (line.strip(), *(match[1] for match in matches if match))
             key = next((key for entry in entries if (key := index.find(entry))), None)
-            keys.append(key) if key is not None else unmatched_lines.append(line.strip()[:80])
-    return keys, unmatched_lines
+            if key is not None:
+                keys.append(key)
+            else:
+                unmatched_lines.append(f"{line.strip()[:80]!r} in {file.name}")
+    return keys
 
 
 class _ImageIndex:
@@ -127,22 +141,3 @@ def _path_endings(path: str) -> Iterator[str]:
     """Yield the ends of a path ("a/b.png", "b.png"), the longest first."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     yield from ("/".join(parts[index:]) for index in range(len(parts)))
-
-
-def _join_lists(
-    lists: Mapping[str, list[str]], files: Mapping[str, Path], earlier_parts: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the split of each image, in addition to `earlier_parts`.
-
-    Images that are only in a list "trainval" are val images if there is a list "train" but no list "val".
-    """
-    parts: dict[str, str] = dict(earlier_parts)
-    for part in ("train", "val", "test"):
-        for key in lists.get(part, ()):
-            if parts.setdefault(key, part) != part:
-                raise UserError(f"{key!r} is in the lists for {parts[key]} and {part}: keep the image in one list.")
-    trainval_part = "val" if "train" in lists and "val" not in lists else "train"
-    for key in lists.get(TRAINVAL, ()):
-        if parts.setdefault(key, trainval_part) == "test":
-            raise UserError(f"{key!r} is in the lists for test and {files[TRAINVAL].stem}: keep the image in one list.")
-    return parts

@@ -86,19 +86,16 @@ def _separate_by_file_names(keys: Sequence[str]) -> ImageAndMaskFiles:
         image_names = {fold_name(base) for name in names for base in (name.base, without_suffix(name.base))}
         if any(bases.get((file.folders, base), file) is not file for base in image_names):
             masks.append(file)
-    mask_keys = {file.key for file in masks or _find_masks_beside_jpegs(files)}
+    if not masks:  # `x.png` may be the mask of `x.jpg`, if the set consists of such pairs
+        pairs: dict[tuple[tuple[str, ...], str], list[NormalisedFile]] = defaultdict(list)
+        for file in files:
+            pairs[file.folders, fold_name(file.stem)].append(file)
+        if all(len(pair) == 2 for pair in pairs.values()):
+            others = [[file for file in pair if not file.key.lower().endswith(_JPEG)] for pair in pairs.values()]
+            masks = [other for (other,) in others] if all(len(group) == 1 for group in others) else []
+    mask_keys = {file.key for file in masks}
     images = tuple(_to_file(file.key) for file in files if file.key not in mask_keys)
     return ImageAndMaskFiles(images, tuple(_to_file(file.key) for file in files if file.key in mask_keys))
-
-
-def _find_masks_beside_jpegs(files: Sequence[NormalisedFile]) -> list[NormalisedFile]:
-    """Return the masks of a set in which `x.png` is the mask of `x.jpg`; an empty list if the set has other files."""
-    pairs: dict[tuple[tuple[str, ...], str], list[NormalisedFile]] = defaultdict(list)
-    for file in files:
-        pairs[file.folders, fold_name(file.stem)].append(file)
-    mask_files = [[file for file in pair if not file.key.lower().endswith(_JPEG)] for pair in pairs.values()]
-    are_pairs = all(len(pair) == 2 and len(masks) == 1 for pair, masks in zip(pairs.values(), mask_files, strict=True))
-    return [masks[0] for masks in mask_files] if are_pairs else []
 
 
 def find_folders_by_colours(keys: Sequence[str], store: Store) -> tuple[str, str] | None:
@@ -182,8 +179,14 @@ def find_masks_in_set(keys: Sequence[str], store: Store) -> MasksInSet | None:
         are_matched = 2 * sum(map(len, masks_by_image.values())) >= len(mask_keys)
     except UserError:  # `paucal segment` refuses these masks with the same error
         masks_by_image, are_matched = {}, True
-    if not are_folders_enough and not (are_matched and _have_few_colours(keys, mask_keys, store)):
-        return None
+    if not are_folders_enough:
+        if not are_matched:
+            return None
+        indices = [index for index, key in enumerate(keys) if key in mask_keys]
+        for index in indices[:: max(1, len(indices) // MAX_READ_FILES)][:MAX_READ_FILES]:
+            with suppress(UnreadableImage):
+                if len(np.unique(pack_colours(np.asarray(store.read(index))))) > MIN_PHOTO_COLOURS:
+                    return None
     example = next(((image, image_masks[0]) for image, image_masks in masks_by_image.items()), ("", ""))
     return MasksInSet(mask_keys, example)
 
@@ -214,13 +217,3 @@ def _has_content(key: str, content: str) -> bool:
     roles = [folder_role(name) for name in PurePosixPath(key.rpartition("/")[0]).parts]
     default = "image" if any(role.part for role in roles) else ""
     return next((role.content for role in reversed(roles) if role.content), default) == content
-
-
-def _have_few_colours(keys: Sequence[str], masks: frozenset[str], store: Store) -> bool:
-    """Read up to 5 of the masks, and return whether none has more than 256 colours, as photographs have."""
-    indices = [index for index, key in enumerate(keys) if key in masks]
-    for index in indices[:: max(1, len(indices) // MAX_READ_FILES)][:MAX_READ_FILES]:
-        with suppress(UnreadableImage):
-            if len(np.unique(pack_colours(np.asarray(store.read(index))))) > MIN_PHOTO_COLOURS:
-                return False
-    return True

@@ -89,9 +89,22 @@ def coco_json_text(
     ]
     annotations: list[dict[str, Any]] = []
     for number, image_detections in enumerate(detections, 1):
-        for index in range(len(image_detections)):
-            ids = {"id": len(annotations) + 1, "image_id": number}
-            annotations.append({**ids, **_annotation(image_detections, index, category_ids)})
+        for index, (left, top, right, bottom) in enumerate(image_detections.boxes.tolist()):
+            box = [left, top, right - left, bottom - top]
+            annotation: dict[str, Any] = {
+                "id": len(annotations) + 1,
+                "image_id": number,
+                "category_id": category_ids[int(image_detections.labels[index])],
+                "bbox": [round(value, 2) for value in box],
+                "area": round(box[2] * box[3], 2),
+                "iscrowd": 0,
+                "score": round(float(image_detections.scores[index]), 5),
+            }
+            if image_detections.masks is not None:
+                mask = image_detections.masks[index]
+                packed = {"size": list(mask["size"]), "counts": mask["counts"].decode("ascii")}
+                annotation |= {"area": int(unpack_mask(mask).sum()), "segmentation": packed}
+            annotations.append(annotation)
     categories = [{"id": number, "name": name} for number, name in zip(category_ids, classes, strict=True)]
     content = {"images": images, "annotations": annotations, "categories": categories}
     return json.dumps(content, ensure_ascii=False) + "\n"
@@ -115,20 +128,3 @@ def read_detections(file: Path) -> pa.Table:
         )
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise UserError(f"{str(file)!r} cannot be read ({problem}): write it again with 'paucal eval'.") from None
-
-
-def _annotation(detections: Detections, index: int, category_ids: Sequence[int]) -> dict[str, Any]:
-    left, top, right, bottom = detections.boxes[index].tolist()
-    box = [left, top, right - left, bottom - top]
-    content = {
-        "category_id": category_ids[int(detections.labels[index])],
-        "bbox": [round(value, 2) for value in box],
-        "area": round(box[2] * box[3], 2),
-        "iscrowd": 0,
-        "score": round(float(detections.scores[index]), 5),
-    }
-    if detections.masks is None:
-        return content
-    mask = detections.masks[index]
-    packed = {"size": list(mask["size"]), "counts": mask["counts"].decode("ascii")}
-    return {**content, "area": int(unpack_mask(mask).sum()), "segmentation": packed}

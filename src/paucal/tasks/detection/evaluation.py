@@ -198,36 +198,36 @@ def match_detections(
     In descending order of the score, each detection is matched with the unmatched object of highest IoU, if that IoU
     reaches the threshold. A detection that matches a crowd but no object is ignored.
     """
-    return [_match_class(detections, truth, label, masks) for label in range(n_classes)]
-
-
-def _match_class(detections: Sequence[Detections], truth: Sequence[Boxes], label: int, masks: bool) -> ClassMatches:
-    images, scores, hits, ignored = [], [], [], []
-    objects = np.zeros(len(truth), dtype=np.int64)
-    for index, (predicted, boxes) in enumerate(zip(detections, truth, strict=True)):
-        detected_rows, has_label = np.flatnonzero(predicted.labels == label)[:MAX_DETECTIONS], boxes.labels == label
-        objects[index] = int((has_label & ~boxes.crowd).sum())
-        crowd = boxes.crowd[has_label]
-        if masks:
-            detected_masks = [predicted.masks[index] for index in detected_rows] if predicted.masks is not None else []
-            true_masks = [boxes.masks[index] for index in np.flatnonzero(has_label)] if boxes.masks is not None else []
-            overlaps = mask_overlaps(detected_masks, true_masks, crowd)
-        else:
-            overlaps = box_overlaps(predicted.boxes[detected_rows], boxes.corners[has_label], crowd)
-        is_hit, is_ignored = match_overlaps(overlaps, crowd)
-        images.append(np.full(len(detected_rows), index))
-        scores.append(predicted.scores[detected_rows])
-        hits.append(is_hit)
-        ignored.append(is_ignored)
-    all_scores = np.concatenate(scores)
-    order = np.argsort(-all_scores, kind="stable")
-    return ClassMatches(
-        np.concatenate(images).astype(np.int64)[order],
-        all_scores[order],
-        np.concatenate(hits, axis=1)[:, order],
-        np.concatenate(ignored, axis=1)[:, order],
-        objects,
-    )
+    matches = []
+    for label in range(n_classes):
+        images, scores, hits, ignored = [], [], [], []
+        objects = np.zeros(len(truth), dtype=np.int64)
+        for index, (predicted, boxes) in enumerate(zip(detections, truth, strict=True)):
+            rows, has_label = np.flatnonzero(predicted.labels == label)[:MAX_DETECTIONS], boxes.labels == label
+            objects[index] = int((has_label & ~boxes.crowd).sum())
+            crowd = boxes.crowd[has_label]
+            if masks:
+                detected_masks = [predicted.masks[row] for row in rows] if predicted.masks is not None else []
+                true_masks = [boxes.masks[row] for row in np.flatnonzero(has_label)] if boxes.masks is not None else []
+                overlaps = mask_overlaps(detected_masks, true_masks, crowd)
+            else:
+                overlaps = box_overlaps(predicted.boxes[rows], boxes.corners[has_label], crowd)
+            is_hit, is_ignored = match_overlaps(overlaps, crowd)
+            images.append(np.full(len(rows), index))
+            scores.append(predicted.scores[rows])
+            hits.append(is_hit)
+            ignored.append(is_ignored)
+        all_scores = np.concatenate(scores)
+        order = np.argsort(-all_scores, kind="stable")
+        class_matches = ClassMatches(
+            np.concatenate(images).astype(np.int64)[order],
+            all_scores[order],
+            np.concatenate(hits, axis=1)[:, order],
+            np.concatenate(ignored, axis=1)[:, order],
+            objects,
+        )
+        matches.append(class_matches)
+    return matches
 
 
 def match_overlaps(

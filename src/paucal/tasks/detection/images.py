@@ -118,12 +118,17 @@ def convert_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
             f"{tree.shown_root!r} has no box in {counted(len(annotated), 'image')}: annotate some objects first."
         )
     labels = {name: label for label, name in enumerate(classes)}
-    boxes = {
-        key: _stack_boxes(image_boxes, labels, size, tally)
-        for key, image_boxes, size in zip(keys, clipped_boxes, sizes, strict=True)
-    }
+    boxes: dict[str, Boxes] = {}
     presence = np.zeros((len(keys), len(classes)), dtype=np.int8)
-    for row, key in enumerate(keys):
+    for row, (key, image_boxes, size) in enumerate(zip(keys, clipped_boxes, sizes, strict=True)):
+        used_boxes = [box for box in image_boxes if box.name in labels]
+        boxes[key] = Boxes(
+            np.asarray([box.corners for box in used_boxes], dtype=np.float32).reshape(-1, 4),
+            np.asarray([labels[box.name] for box in used_boxes], dtype=np.int64),
+            np.asarray([box.crowd for box in used_boxes], dtype=np.bool_),
+            size,
+            masks_of_outlines(used_boxes, size, tally),
+        )
         presence[row, boxes[key].labels] = 1
     notes = _annotation_notes(tally, numbers, classes, int((presence.sum(1) == 0).sum()))
     notes += [ambiguity_note(ambiguous, "boxes")] if ambiguous else []
@@ -196,19 +201,6 @@ def clip_boxes(image: AnnotatedImage, size: tuple[int, int], tally: Counter[str]
         tally[f"marked as {image.crowd_word}: neither trained on nor counted"] += crowd
         clipped_boxes.append(AnnotatedBox(clipped_box, name, crowd, outline, f"{subject} an outline of {name!r}"))
     return clipped_boxes
-
-
-def _stack_boxes(
-    boxes: Sequence[AnnotatedBox], labels: Mapping[str, int], size: tuple[int, int], tally: Counter[str]
-) -> Boxes:
-    boxes = [box for box in boxes if box.name in labels]
-    return Boxes(
-        np.asarray([box.corners for box in boxes], dtype=np.float32).reshape(-1, 4),
-        np.asarray([labels[box.name] for box in boxes], dtype=np.int64),
-        np.asarray([box.crowd for box in boxes], dtype=np.bool_),
-        size,
-        masks_of_outlines(boxes, size, tally),
-    )
 
 
 def _annotation_notes(

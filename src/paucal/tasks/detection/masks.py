@@ -159,33 +159,28 @@ def _check_polygons(outline: Any, size: tuple[int, int], where: str) -> list[lis
         raise UserError(f"{where}, which is {short_repr(outline)}, expected polygons or run lengths: {REMEDY}.")
     if len(outline) > MAX_POLYGONS:
         raise UserError(f"{where} with {len(outline):,} polygons, expected at most {MAX_POLYGONS:,}: {REMEDY}.")
-    polygons = [_check_polygon(polygon, size, where) for polygon in outline]
-    if sum(map(_perimeter, polygons)) > MAX_PERIMETER:
-        raise UserError(f"{where} of more than {MAX_PERIMETER:,} pixels in length: {REMEDY}.")
-    return polygons
-
-
-def _check_polygon(values: list[Any], size: tuple[int, int], where: str) -> list[float]:
-    if not all(type(value) is int or (type(value) is float and math.isfinite(value)) for value in values):
-        raise UserError(f"{where} with a polygon {short_repr(values)}, expected numbers: {REMEDY}.")
-    if len(values) % 2:
-        raise UserError(f"{where} with a polygon of {len(values)} coordinates, expected x, y, x, y, ...: {REMEDY}.")
-    if len(values) < 2 * MIN_POINTS:
-        points = counted(len(values) // 2, "point")
-        raise UserError(f"{where} with a polygon of {points}, expected 3 or more: {REMEDY}.")
     height, width = size
-    for x, y in zip(values[::2], values[1::2], strict=True):
-        # Points just outside the image are common and are cut off. Points far outside indicate another image.
-        if not (-width <= x <= 2 * width and -height <= y <= 2 * height):
-            raise UserError(
-                f"{where} with a point at {short_repr(x)} {short_repr(y)}, far outside the image: {REMEDY}."
-            )
-    return [float(value) for value in values]
-
-
-def _perimeter(polygon: list[float]) -> float:
-    points = np.asarray(polygon).reshape(-1, 2)
-    return float(np.abs(points - np.roll(points, 1, axis=0)).max(1).sum())
+    perimeter = 0.0
+    for polygon in outline:
+        if not all(type(value) is int or (type(value) is float and math.isfinite(value)) for value in polygon):
+            raise UserError(f"{where} with a polygon {short_repr(polygon)}, expected numbers: {REMEDY}.")
+        if len(polygon) % 2:
+            count = f"{len(polygon)} coordinates"
+            raise UserError(f"{where} with a polygon of {count}, expected x, y, x, y, ...: {REMEDY}.")
+        if len(polygon) < 2 * MIN_POINTS:
+            count = counted(len(polygon) // 2, "point")
+            raise UserError(f"{where} with a polygon of {count}, expected 3 or more: {REMEDY}.")
+        for x, y in zip(polygon[::2], polygon[1::2], strict=True):
+            # Points just outside the image are common and are cut off. Points far outside indicate another image.
+            if not (-width <= x <= 2 * width and -height <= y <= 2 * height):
+                raise UserError(
+                    f"{where} with a point at {short_repr(x)} {short_repr(y)}, far outside the image: {REMEDY}."
+                )
+        points = np.asarray(polygon, dtype=np.float64).reshape(-1, 2)
+        perimeter += float(np.abs(points - np.roll(points, 1, axis=0)).max(1).sum())
+    if perimeter > MAX_PERIMETER:
+        raise UserError(f"{where} of more than {MAX_PERIMETER:,} pixels in length: {REMEDY}.")
+    return [[float(value) for value in polygon] for polygon in outline]
 
 
 def _check_run_lengths(outline: dict[str, Any], size: tuple[int, int], where: str) -> NDArray[np.int64]:
@@ -194,7 +189,14 @@ def _check_run_lengths(outline: dict[str, Any], size: tuple[int, int], where: st
     if not isinstance(stated, list) or [*stated] != [*size] or any(type(side) is not int for side in stated):
         raise UserError(f"{where} whose size is {short_repr(stated)}, expected {[*size]} (height, width): {REMEDY}.")
     try:
-        lengths = _run_lengths(counts)
+        if isinstance(counts, str):
+            lengths = unpack_run_lengths(counts.encode("utf-8", "surrogatepass"))
+        elif not isinstance(counts, list) or not counts or any(type(count) is not int for count in counts):
+            raise ValueError("expected integers, or COCO's compressed string")
+        elif max(map(abs, counts)) >= 1 << 35:
+            raise ValueError("a number is too large for any image")
+        else:
+            lengths = np.asarray(counts, dtype=np.int64)
     except ValueError as problem:
         raise UserError(f"{where} with run lengths that cannot be read ({problem}): {REMEDY}.") from None
     pixels = size[0] * size[1]
@@ -202,16 +204,6 @@ def _check_run_lengths(outline: dict[str, Any], size: tuple[int, int], where: st
     if lengths.min() < 0 or lengths.max() > pixels or int(lengths.sum()) != pixels:
         raise UserError(f"{where} with run lengths that do not add up to the image's {pixels} pixels: {REMEDY}.")
     return lengths
-
-
-def _run_lengths(counts: Any) -> np.ndarray:
-    if isinstance(counts, str):
-        return unpack_run_lengths(counts.encode("utf-8", "surrogatepass"))
-    if not isinstance(counts, list) or not counts or any(type(count) is not int for count in counts):
-        raise ValueError("expected integers, or COCO's compressed string")
-    if max(map(abs, counts)) >= 1 << 35:
-        raise ValueError("a number is too large for any image")
-    return np.asarray(counts, dtype=np.int64)
 
 
 def _mask_of_box(box: Corners, size: tuple[int, int]) -> RunLengths:

@@ -166,26 +166,16 @@ def _convert_names(
             renamed = next(body_names, renamed)
         layer = name.rpartition(".")[0]
         if layer in PER_CLASS:
-            random_rows = own_state[renamed] if layer == CLASS_LAYER and renamed in own_state else None
-            value = _convert_class_rows(value, PER_CLASS[layer], rows, random_rows)
+            # The rows of the background come first, then those of each category of COCO.
+            grouped = value.unflatten(0, (-1, PER_CLASS[layer]))
+            # A class that is not in COCO gets the mean over COCO's categories, or keeps its random weights.
+            other_rows = [grouped[1:].mean(0)] * len(rows)
+            if layer == CLASS_LAYER and renamed in own_state:
+                other_rows = [*own_state[renamed].unflatten(0, (-1, PER_CLASS[layer]))[1:]] or other_rows
+            class_rows = [other if row is None else grouped[row] for row, other in zip(rows, other_rows, strict=True)]
+            value = torch.stack([grouped[0], *class_rows]).flatten(0, 1)
         state[renamed] = value.float()
     return state, [name for name, index in zip(classes, rows, strict=True) if index is not None]
-
-
-def _convert_class_rows(value: Tensor, rows_per_class: int, rows: Sequence[int | None], fresh: Tensor | None) -> Tensor:
-    """Return the rows of a layer with outputs per class, for the background and for the run's classes.
-
-    `value` has `rows_per_class` rows for the background and for each of COCO's categories, and `rows` the COCO category
-    of each of the run's classes. A class that is not in COCO (None) gets the mean over COCO's categories or, if the
-    weights of the run's layer are given as `fresh`, its random weights.
-    """
-    grouped = value.unflatten(0, (-1, rows_per_class))
-    mean = grouped[1:].mean(0)
-    fresh_rows = [] if fresh is None else [*fresh.unflatten(0, (-1, rows_per_class))[1:]]
-    class_rows = fresh_rows or [mean] * len(rows)
-    return torch.stack(
-        [grouped[0], *(other if row is None else grouped[row] for row, other in zip(rows, class_rows, strict=True))]
-    ).flatten(0, 1)
 
 
 def _cached_file(published: PublishedDetector, bars: Bars) -> Path:

@@ -70,7 +70,17 @@ class CascadeHeads(nn.Module):
     ) -> tuple[Targets, dict[str, Tensor]]:
         """Return (detections, {}) or, if targets are given, ([], losses); the arguments are those of `RoIHeads`."""
         if targets is not None:
-            return [], self._losses(features, proposals, sizes, targets)
+            losses: dict[str, Tensor] = {}
+            for number, head in enumerate(self.heads, 1):
+                output = head.compute_losses(features, proposals, sizes, targets)
+                losses |= {f"{name}_{number}": value for name, value in output.losses.items()}
+                classes = torch.where(output.labels > 0, output.labels, likeliest_class(output.logits))
+                refined = head.refine(output.deltas, classes, output.regions, sizes)
+                proposals = [
+                    boxes[_are_proposals(regions, target["boxes"])]
+                    for boxes, regions, target in zip(refined, output.regions, targets, strict=True)
+                ]
+            return [], losses
         logits, deltas = self.heads[0].predict(features, proposals, sizes)
         all_logits = [logits]
         for previous, head in pairwise(self.heads):
@@ -93,21 +103,6 @@ class CascadeHeads(nn.Module):
         if self.average == "logits":
             return torch.stack(logits).mean(0)
         return torch.stack([head_logits.softmax(-1) for head_logits in logits]).mean(0).clamp_min(1e-12).log()
-
-    def _losses(
-        self, features: Mapping[str, Tensor], proposals: list[Tensor], sizes: list[tuple[int, int]], targets: Targets
-    ) -> dict[str, Tensor]:
-        losses = {}
-        for number, head in enumerate(self.heads, 1):
-            output = head.compute_losses(features, proposals, sizes, targets)
-            losses |= {f"{name}_{number}": value for name, value in output.losses.items()}
-            classes = torch.where(output.labels > 0, output.labels, likeliest_class(output.logits))
-            refined = head.refine(output.deltas, classes, output.regions, sizes)
-            proposals = [
-                boxes[_are_proposals(regions, target["boxes"])]
-                for boxes, regions, target in zip(refined, output.regions, targets, strict=True)
-            ]
-        return losses
 
 
 def likeliest_class(logits: Tensor) -> Tensor:

@@ -113,9 +113,17 @@ class OneImageDetector(nn.Module):
         n_candidates, n_kept = network.pre_nms_top_n(), network.post_nms_top_n()
         padded_size = (features[0].shape[-2] * stride, features[0].shape[-1] * stride)
         boxes, scores, levels = [], [], []
+        generator = network.anchor_generator
         for level, (objectness, corrections) in enumerate(zip(*network.head(features), strict=True)):
+            # The (rows * columns * anchors per position, 4) anchors of the map, in torchvision's order. A cumulative
+            # sum replaces torch.arange, because torch.export must know the length of torch.arange.
+            y = (torch.ones_like(objectness[0, 0, :, 0]).cumsum(0) - 1) * (padded_size[0] // objectness.shape[-2])
+            x = (torch.ones_like(objectness[0, 0, 0]).cumsum(0) - 1) * (padded_size[1] // objectness.shape[-1])
+            positions = torch.stack([*torch.meshgrid(x, y, indexing="xy")], -1).view(-1, 1, 2)
+            shapes = generator.generate_anchors([*generator.sizes[level]], [*generator.aspect_ratios[level]])
+            anchors = (positions.repeat(1, 1, 2) + shapes).view(-1, 4)
             logits, deltas = concat_box_prediction_layers([objectness], [corrections])
-            decoded = network.box_coder.decode_single(deltas, self._make_anchors(level, objectness, padded_size))
+            decoded = network.box_coder.decode_single(deltas, anchors)
             # Empty regions are added, since the map may have fewer than `n_candidates` anchors.
             logits = torch.cat([logits[:, 0], logits.new_full((n_candidates,), -torch.inf)])
             decoded = torch.cat([decoded, decoded.new_zeros(n_candidates, 4)])
@@ -129,17 +137,6 @@ class OneImageDetector(nn.Module):
             corners, all_scores, torch.cat(levels), usable, network.nms_thresh, n_kept
         )
         return corners[best] * is_kept[:, None]
-
-    def _make_anchors(self, level: int, grid: Tensor, padded_size: Size) -> Tensor:
-        """Return the (rows * columns * anchors per position, 4) anchors of a map `grid`, in torchvision's order."""
-        rows, columns = grid.shape[-2], grid.shape[-1]
-        generator = self.detector.proposals.anchor_generator
-        shapes = generator.generate_anchors([*generator.sizes[level]], [*generator.aspect_ratios[level]])
-        # A cumulative sum replaces torch.arange, because torch.export must know the length of torch.arange.
-        y = (torch.ones_like(grid[0, 0, :, 0]).cumsum(0) - 1) * (padded_size[0] // rows)
-        x = (torch.ones_like(grid[0, 0, 0]).cumsum(0) - 1) * (padded_size[1] // columns)
-        corners = torch.stack([*torch.meshgrid(x, y, indexing="xy")], -1).view(-1, 1, 2)
-        return (corners.repeat(1, 1, 2) + shapes).view(-1, 4)
 
     def _make_table(self, scores: Tensor, deltas: Tensor, regions: Tensor, size: Size) -> tuple[Tensor, Tensor]:
         """Return the (M, 6) table of objects without masks, and the (M,) int64 class of each row.
