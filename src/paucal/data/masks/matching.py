@@ -9,13 +9,13 @@ from pathlib import PurePosixPath
 
 from paucal.data.masks.naming import (
     MASK_WORDS,
+    NUMBERED_NAME,
     MaskName,
     image_bases,
     is_decoy_folder,
     is_decoy_name,
     name_without_mask_words,
     parse_mask_name,
-    parse_name_and_number,
     parse_numbered_name,
     shorter_names,
     without_suffix,
@@ -142,8 +142,8 @@ class _Matching:
 
     def _find_by_name_and_number(self, mask: NormalisedFile) -> ImageAndName | None:
         """Find the image `a` for the masks `a_1` and `a_2`, if previous rules have found no images."""
-        name = parse_name_and_number(mask.stem)
-        return None if name is None or self._assigned else self._find_first(mask, [name])
+        match = NUMBERED_NAME.fullmatch(mask.stem)
+        return None if match is None or self._assigned else self._find_first(mask, [MaskName(match[1], "", match[2])])
 
     def _find_in_folder(self, mask: NormalisedFile) -> ImageAndName | None:
         """Find the image of a folder of masks: the only image in the folder, or the image with the folder's name.

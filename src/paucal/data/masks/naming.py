@@ -45,7 +45,7 @@ _IMAGE_WORDS = r"images?|imgs?|im|photos?|pictures?|sat|rgb|leftimg8bit|inputs?|
 _IMAGE_END = re.compile(rf"(.+?){_GAP}(?:{_IMAGE_WORDS}|{_PART_WORDS}|0000)", re.IGNORECASE)
 _IMAGE_BEGIN = re.compile(rf"(?:{_IMAGE_WORDS})(?:{_GAP}(.+)|(\d.*))", re.IGNORECASE)
 _IMAGE_ONLY = re.compile(_IMAGE_WORDS, re.IGNORECASE)
-_NUMBERED = re.compile(rf"(.+?)(?:{_GAP}|\s*(?=\()){_COUNT}")
+NUMBERED_NAME = re.compile(rf"(.+?)(?:{_GAP}|\s*(?=\()){_COUNT}")  # name of an image, and number of a mask: "a_1"
 _LAST_WORD = re.compile(rf"(.+?){_GAP}[^\s_.,+~-]+")
 
 
@@ -172,12 +172,6 @@ def parse_numbered_name(stem: str, strict: bool = False) -> Iterator[MaskName]:
     for inner in parse_mask_name(base, strict):
         yield MaskName(inner.base, f"{inner.kind} {kind}", number)
     yield MaskName(f"{base}{gap}{number}", kind)
-
-
-def parse_name_and_number(stem: str) -> MaskName | None:
-    """Parse a name such as `a_1` as the name of an image and the number of a mask; None without a number at the end."""
-    match = _NUMBERED.fullmatch(stem)
-    return MaskName(match[1], "", match[2]) if match else None
 
 
 def image_bases(stem: str) -> Iterator[str]:

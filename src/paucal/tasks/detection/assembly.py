@@ -37,7 +37,7 @@ from paucal.tasks.detection.network.options import HEADS
 from paucal.tasks.detection.objective import DetectionObjective
 from paucal.tasks.detection.published import adopt_published_settings, find_detector_weights, load_published
 from paucal.tasks.detection.rules import RULES, BoxFacts
-from paucal.tasks.detection.settings import DetectSettings, detector_name, detector_options
+from paucal.tasks.detection.settings import DetectSettings, detector_options
 from paucal.training import Plan
 from paucal.types import UserError
 from paucal.wording import counted
@@ -62,7 +62,8 @@ class DetectionSetup(RunSetup[DetectSettings]):
         """Return one line with the type of the detector, the backbone, the parameters and the image size."""
         shorter, longer = self.card.resize_to
         size = f"{longer}" if shorter == longer else f"{shorter}x{longer}"
-        name = detector_name(self.settings)
+        kind = "Mask R-CNN" if self.settings.masks == "on" else "R-CNN" if self.settings.cascade else "Faster R-CNN"
+        name = f"Cascade {kind}" if self.settings.cascade else kind
         return f"{name} on {self.card.backbone.name}, {self.weights_text}, images up to {size} pixels"
 
 

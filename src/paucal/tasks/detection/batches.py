@@ -18,7 +18,7 @@ from paucal.data.randomness import preserve_generators, reseed
 from paucal.tasks.detection.images import BoxedImages
 from paucal.tasks.detection.masks import stack_masks
 from paucal.tasks.detection.model import DetectorCard
-from paucal.tasks.detection.views import CopyPaste, Target, View, make_evaluation_transform
+from paucal.tasks.detection.views import BoxTransform, CopyPaste, Target, make_evaluation_transform
 
 EVAL_BATCH = 4  # images per batch in evaluation; all are padded to the largest height and width in the batch
 
@@ -77,7 +77,7 @@ class BoxedDataset(Dataset[BoxSample]):
     """
 
     def __init__(
-        self, boxed: BoxedImages, view: View, seed: int, pasting: CopyPaste | None = None, min_side: float = 0.0
+        self, boxed: BoxedImages, view: BoxTransform, seed: int, pasting: CopyPaste | None = None, min_side: float = 0.0
     ) -> None:
         self._boxed, self._view, self._seed, self._pasting, self._min_side = boxed, view, seed, pasting, min_side
 

@@ -194,8 +194,8 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         """Return the training loader of this process, which begins with forward pass `first_pass`."""
         settings, preprocessing, sides = setup.settings, setup.card.preprocessing, setup.card.resize_to
         view = make_training_transform(sides, preprocessing.mean, preprocessing.std, settings.hflip, settings.jitter)
-        partners = [int(index) for index in setup.data.split_indices("train")]
-        pasting = CopyPaste(settings.copy_paste, partners) if settings.copy_paste else None
+        train_indices = [int(index) for index in setup.data.split_indices("train")]
+        pasting = CopyPaste(settings.copy_paste, train_indices) if settings.copy_paste else None
         dataset = BoxedDataset(setup.images, view, settings.seed, pasting, settings.least_box)
         return step_loader(dataset, setup.data, settings, setup.plan, first_pass, collate_fn=collate_boxes)
 

@@ -130,64 +130,66 @@ def masks_of_outlines(
     return None if n_missing else tuple(masks)
 
 
-def mask_of_outline(outline: Any, size: tuple[int, int], where: str) -> RunLengths:
-    """Return the mask of a box's "segmentation"; `where` is the beginning of error messages.
+def mask_of_outline(outline: Any, size: tuple[int, int], error_prefix: str) -> RunLengths:
+    """Return the mask of a box's "segmentation"; `error_prefix` is the beginning of error messages.
 
     The outline consists of polygons as x, y, x, y, ..., or is {"size": [height, width], "counts": ...} with run lengths
     as a list or as COCO's compressed string.
     """
     if isinstance(outline, dict):
-        lengths, counts = _check_run_lengths(outline, size, where), outline["counts"]
+        lengths, counts = _check_run_lengths(outline, size, error_prefix), outline["counts"]
         if isinstance(counts, str):
             return RunLengths(size=list(size), counts=counts.encode())
         return mask_functions().frPyObjects({"size": list(size), "counts": lengths.tolist()}, *size)
-    functions, polygons = mask_functions(), _check_polygons(outline, size, where)
+    functions, polygons = mask_functions(), _check_polygons(outline, size, error_prefix)
     return functions.merge(functions.frPyObjects(polygons, *size))
 
 
-def check_outline(outline: Any, size: tuple[int, int], where: str) -> None:
+def check_outline(outline: Any, size: tuple[int, int], error_prefix: str) -> None:
     """Raise a UserError for an invalid outline; the arguments are those of `mask_of_outline`."""
     if isinstance(outline, dict):
-        _check_run_lengths(outline, size, where)
+        _check_run_lengths(outline, size, error_prefix)
     else:
-        _check_polygons(outline, size, where)
+        _check_polygons(outline, size, error_prefix)
 
 
-def _check_polygons(outline: Any, size: tuple[int, int], where: str) -> list[list[float]]:
+def _check_polygons(outline: Any, size: tuple[int, int], error_prefix: str) -> list[list[float]]:
     """Return the polygons of an outline as lists of floats; raise a UserError for invalid polygons."""
     if not isinstance(outline, list) or not all(isinstance(polygon, list) for polygon in outline):
-        raise UserError(f"{where}, which is {short_repr(outline)}, expected polygons or run lengths: {REMEDY}.")
+        raise UserError(f"{error_prefix}, which is {short_repr(outline)}, expected polygons or run lengths: {REMEDY}.")
     if len(outline) > MAX_POLYGONS:
-        raise UserError(f"{where} with {len(outline):,} polygons, expected at most {MAX_POLYGONS:,}: {REMEDY}.")
+        raise UserError(f"{error_prefix} with {len(outline):,} polygons, expected at most {MAX_POLYGONS:,}: {REMEDY}.")
     height, width = size
     perimeter = 0.0
     for polygon in outline:
         if not all(type(value) is int or (type(value) is float and math.isfinite(value)) for value in polygon):
-            raise UserError(f"{where} with a polygon {short_repr(polygon)}, expected numbers: {REMEDY}.")
+            raise UserError(f"{error_prefix} with a polygon {short_repr(polygon)}, expected numbers: {REMEDY}.")
         if len(polygon) % 2:
             count = f"{len(polygon)} coordinates"
-            raise UserError(f"{where} with a polygon of {count}, expected x, y, x, y, ...: {REMEDY}.")
+            raise UserError(f"{error_prefix} with a polygon of {count}, expected x, y, x, y, ...: {REMEDY}.")
         if len(polygon) < 2 * MIN_POINTS:
             count = counted(len(polygon) // 2, "point")
-            raise UserError(f"{where} with a polygon of {count}, expected 3 or more: {REMEDY}.")
+            raise UserError(f"{error_prefix} with a polygon of {count}, expected 3 or more: {REMEDY}.")
         for x, y in zip(polygon[::2], polygon[1::2], strict=True):
             # Points just outside the image are common and are cut off. Points far outside indicate another image.
             if not (-width <= x <= 2 * width and -height <= y <= 2 * height):
                 raise UserError(
-                    f"{where} with a point at {short_repr(x)} {short_repr(y)}, far outside the image: {REMEDY}."
+                    f"{error_prefix} with a point at {short_repr(x)} {short_repr(y)}, far outside the image: {REMEDY}."
                 )
         points = np.asarray(polygon, dtype=np.float64).reshape(-1, 2)
         perimeter += float(np.abs(points - np.roll(points, 1, axis=0)).max(1).sum())
     if perimeter > MAX_PERIMETER:
-        raise UserError(f"{where} of more than {MAX_PERIMETER:,} pixels in length: {REMEDY}.")
+        raise UserError(f"{error_prefix} of more than {MAX_PERIMETER:,} pixels in length: {REMEDY}.")
     return [[float(value) for value in polygon] for polygon in outline]
 
 
-def _check_run_lengths(outline: dict[str, Any], size: tuple[int, int], where: str) -> NDArray[np.int64]:
+def _check_run_lengths(outline: dict[str, Any], size: tuple[int, int], error_prefix: str) -> NDArray[np.int64]:
     """Return the run lengths of a mask; raise a UserError if they are invalid."""
     stated, counts = outline.get("size"), outline.get("counts")
     if not isinstance(stated, list) or [*stated] != [*size] or any(type(side) is not int for side in stated):
-        raise UserError(f"{where} whose size is {short_repr(stated)}, expected {[*size]} (height, width): {REMEDY}.")
+        raise UserError(
+            f"{error_prefix} whose size is {short_repr(stated)}, expected {[*size]} (height, width): {REMEDY}."
+        )
     try:
         if isinstance(counts, str):
             lengths = unpack_run_lengths(counts.encode("utf-8", "surrogatepass"))
@@ -198,11 +200,11 @@ def _check_run_lengths(outline: dict[str, Any], size: tuple[int, int], where: st
         else:
             lengths = np.asarray(counts, dtype=np.int64)
     except ValueError as problem:
-        raise UserError(f"{where} with run lengths that cannot be read ({problem}): {REMEDY}.") from None
+        raise UserError(f"{error_prefix} with run lengths that cannot be read ({problem}): {REMEDY}.") from None
     pixels = size[0] * size[1]
     # The largest length is checked before the sum, so that the sum cannot overflow.
     if lengths.min() < 0 or lengths.max() > pixels or int(lengths.sum()) != pixels:
-        raise UserError(f"{where} with run lengths that do not add up to the image's {pixels} pixels: {REMEDY}.")
+        raise UserError(f"{error_prefix} with run lengths that do not add up to the image's {pixels} pixels: {REMEDY}.")
     return lengths
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paucal.rules.resolve import Choice, DataAndMachine, describe_undertrained, rules_by_name
+from paucal.rules.resolve import Choice, DataAndMachine, Rule, describe_undertrained, rules_by_name
 from paucal.rules.training import (
     COMPUTE_RULES,
     PROCESS_RULES,
@@ -74,24 +74,9 @@ def anchor(facts: BoxFacts, finest: int, img_size: Sequence[int]) -> Choice:
     return 8, PAPER_REASON
 
 
-def pyramid_channels(device: str | None) -> Choice:
-    """Choose the papers' 256 channels, or fewer on a CPU."""
-    return (128, CPU_REASON) if device == "cpu" else (256, PAPER_REASON)
-
-
-def head_dim(device: str | None) -> Choice:
-    """Choose the papers' width of 1024, or less on a CPU."""
-    return (256, CPU_REASON) if device == "cpu" else (1024, PAPER_REASON)
-
-
-def regions(device: str | None) -> Choice:
-    """Choose the papers' 512 regions, or fewer on a CPU."""
-    return (128, CPU_REASON) if device == "cpu" else (512, PAPER_REASON)
-
-
-def proposals(device: str | None) -> Choice:
-    """Choose torchvision's 2000 proposals, or fewer on a CPU."""
-    return (500, CPU_REASON) if device == "cpu" else (2000, "torchvision's")
+def _smaller_on_cpu(cpu_value: int, value: int, reason: str = PAPER_REASON) -> Rule:
+    """Return a rule that chooses a smaller value on a CPU than on an accelerator."""
+    return lambda device: (cpu_value, CPU_REASON) if device == "cpu" else (value, reason)
 
 
 def time(epochs: int | None, steps: int | None, device: str | None) -> Choice:
@@ -120,16 +105,6 @@ def lr(init: str | None, batch_size: int) -> Choice:
     """Choose four times the papers' AdamW learning rate, multiplied by sqrt(batch size / 16) for smaller batches."""
     peak = 4e-4 * (min(batch_size, 16) / 16) ** 0.5
     return round(peak, 6), "four times the papers' 1e-4, for short runs; scaled by the root of the batch"
-
-
-def warmup_epochs(facts: DataAndMachine) -> Choice:
-    """Warm up for half an epoch, in which the new layers adapt to the backbone."""
-    return 0.5, "half an epoch, in which the new layers adapt to the backbone"
-
-
-def min_lr() -> Choice:
-    """Let the learning rate end at zero."""
-    return 0.0, "a half cosine down to zero"
 
 
 def _why_not_preserved(init: str | None, facts: DataAndMachine) -> str:
@@ -164,30 +139,23 @@ def backbone_lr(init: str | None, facts: DataAndMachine) -> Choice:
     return 0.5, "half the rate of the new layers for pretrained weights"
 
 
-def average(time: str | None) -> Choice:
-    """Keep a moving average of the weights over the last few hundred steps."""
-    return 0.998, "averaged weights are more stable with few images"
-
-
-def hflip() -> Choice:
-    """Flip half of the images horizontally."""
-    return 0.5, PAPER_REASON
-
-
-def jitter() -> Choice:
-    """Choose weak augmentation, since runs are short."""
-    return "light", "few images and short runs: sizes vary by a fifth, colours a little"
-
-
 def normalise(facts: DataAndMachine) -> Choice:
     """Choose the mean and standard deviation of the initial weights, or of ImageNet for training from scratch."""
     return normalise_for_initial_weights(facts) or ("imagenet", "the usual mean and deviation of photographs")
 
 
-RULES = rules_by_name(
-    [
-        *(*PROCESS_RULES, *COMPUTE_RULES, model, model_args, img_size, masks, finest, anchor, pyramid_channels),
-        *(head_dim, regions, proposals, time, batch_size, epochs, lr, warmup_epochs, min_lr, freeze, eval_mode),
-        *(backbone_lr, average, hflip, jitter, normalise),
-    ]
-)
+RULES: dict[str, Rule] = {
+    **rules_by_name([*PROCESS_RULES, *COMPUTE_RULES, model, model_args, img_size, masks, finest, anchor]),
+    "pyramid_channels": _smaller_on_cpu(128, 256),
+    "head_dim": _smaller_on_cpu(256, 1024),
+    "regions": _smaller_on_cpu(128, 512),
+    "proposals": _smaller_on_cpu(500, 2000, "torchvision's"),
+    **rules_by_name([time, batch_size, epochs, lr]),
+    "warmup_epochs": lambda: (0.5, "half an epoch, in which the new layers adapt to the backbone"),
+    "min_lr": lambda: (0.0, "a half cosine down to zero"),
+    **rules_by_name([freeze, eval_mode, backbone_lr]),
+    "average": lambda: (0.998, "averaged weights are more stable with few images"),
+    "hflip": lambda: (0.5, PAPER_REASON),
+    "jitter": lambda: ("light", "few images and short runs: sizes vary by a fifth, colours a little"),
+    **rules_by_name([normalise]),
+}

@@ -159,18 +159,6 @@ class DetectSettings(
     )
 
 
-def detector_name(settings: DetectSettings) -> str:
-    """Return the published name of this type of detector.
-
-    Example:
-        >>> detector_name(DetectSettings(cascade=True, masks="on"))
-        'Cascade Mask R-CNN'
-    """
-    if settings.masks == "on":
-        return "Cascade Mask R-CNN" if settings.cascade else "Mask R-CNN"
-    return "Cascade R-CNN" if settings.cascade else "Faster R-CNN"
-
-
 def detector_options(settings: DetectSettings) -> DetectorOptions:
     """Return the detector options that settings describe; limits on the predictions keep their defaults."""
     names = {item.name for item in fields(DetectorOptions)} & vars(settings).keys()

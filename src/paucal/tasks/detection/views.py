@@ -15,8 +15,8 @@ from paucal.data.views.transforms import random_int
 
 Jitter = Literal["none", "light", "multiscale", "cropped", "large"]
 Target = dict[str, Tensor]  # "boxes", "labels" and, if known, "masks" of an image
-Viewed = tuple[Tensor, Target]  # transformed image and its target
-View = Callable[[tv_tensors.Image, Target], Viewed]
+ImageAndTarget = tuple[Tensor, Target]  # transformed image and its target
+BoxTransform = Callable[[tv_tensors.Image, Target], ImageAndTarget]
 LIGHT_SCALES = (0.8, 0.85, 0.9, 0.95, 1.0)
 # Scales are fractions of the maximum shorter side; in the papers, that maximum is 800 pixels.
 PAPER_SCALES = tuple(round(0.6 + 0.04 * index, 2) for index in range(11))  # 480, 512, ..., 800 pixels
@@ -31,7 +31,7 @@ BOX_TOLERANCE = 1.0  # pixels by which a box may extend beyond its mask, since m
 PASTE_PROBABILITY = 0.5  # probability with which each object of the other image is pasted
 
 
-def make_evaluation_transform(size: Sequence[int], mean: Sequence[float], std: Sequence[float]) -> View:
+def make_evaluation_transform(size: Sequence[int], mean: Sequence[float], std: Sequence[float]) -> BoxTransform:
     """Return the transform of a deployed detector: resizing to at most `size` (shorter, longer), and normalisation."""
     return v2.Compose([_random_resize(size, (1.0,)), *_normalise(mean, std)])
 
@@ -44,7 +44,7 @@ def make_empty_target(size: tuple[int, int]) -> Target:
 
 def make_training_transform(
     size: Sequence[int], mean: Sequence[float], std: Sequence[float], hflip: float = 0.5, jitter: Jitter = "light"
-) -> View:
+) -> BoxTransform:
     """Return the training transform of images with boxes.
 
     Transformed boxes with a side below 2 pixels are dropped; with "cropped", only boxes without an area are dropped.
@@ -74,7 +74,7 @@ def make_training_transform(
     return v2.Compose([v2.RandomHorizontalFlip(hflip), *scaled, *cleaned, *colours, *_normalise(mean, std)])
 
 
-def keep_boxes_with_area(image: Tensor, target: Target) -> Viewed:
+def keep_boxes_with_area(image: Tensor, target: Target) -> ImageAndTarget:
     """Remove boxes without an area, with their labels and masks."""
     corners = target["boxes"]
     has_area = (corners[:, 2:] > corners[:, :2]).all(1)
@@ -88,7 +88,7 @@ def make_crop(size: Sequence[int]) -> Callable[..., Any]:
     """Return a transform that scales an image down and crops a rectangle of random height and width."""
     resize, bounds = _random_resize(size, CROPPED_SCALES), [round(scale * min(size)) for scale in CROPPED_SIDES]
 
-    def crop(image: Tensor, target: Target) -> Viewed:
+    def crop(image: Tensor, target: Target) -> ImageAndTarget:
         image, target = resize(image, target)
         sides = [int(side) for side in image.shape[-2:]]
         crop_sides = [random_int(*(min(side, bound) for bound in bounds)) for side in sides]
@@ -110,7 +110,7 @@ def _normalise(mean: Sequence[float], std: Sequence[float]) -> list[v2.Transform
     return [v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(mean), list(std))]
 
 
-def fit_to_masks(image: Tensor, target: Target) -> Viewed:
+def fit_to_masks(image: Tensor, target: Target) -> ImageAndTarget:
     """Shrink boxes that extend more than a pixel beyond their masks, and drop objects without a visible pixel.
 
     After a crop, a clamped box would be larger than the visible part of a round object.
@@ -142,16 +142,16 @@ class CopyPaste:
     """
 
     def __init__(self, chance: float, source_indices: Sequence[int]) -> None:
-        self._chance, self._partners = chance, list(source_indices)
+        self._chance, self._source_indices = chance, list(source_indices)
 
     def draw_source_index(self, index: int) -> int | None:
         """Draw the position of an image to paste from; None to paste nothing, or if `index` itself was drawn."""
-        if not self._partners or float(torch.rand(())) >= self._chance:
+        if not self._source_indices or float(torch.rand(())) >= self._chance:
             return None
-        other = self._partners[int(torch.randint(len(self._partners), ()))]
+        other = self._source_indices[int(torch.randint(len(self._source_indices), ()))]
         return None if other == index else other
 
-    def __call__(self, viewed: Viewed, other: Viewed) -> Viewed:
+    def __call__(self, viewed: ImageAndTarget, other: ImageAndTarget) -> ImageAndTarget:
         """Return an image with random objects of another image pasted into it."""
         is_pasted = torch.rand(len(other[1]["labels"])) < PASTE_PROBABILITY
         down, right = (
@@ -161,15 +161,17 @@ class CopyPaste:
         return paste_objects(viewed, other, is_pasted, (down, right))
 
 
-def paste_objects(destination: Viewed, source: Viewed, chosen: Tensor, shift: tuple[int, int]) -> Viewed:
-    """Paste the `chosen` (N,) objects of `source` into an image, moved down and right by `shift` pixels.
+def paste_objects(
+    destination: ImageAndTarget, source: ImageAndTarget, is_pasted: Tensor, shift: tuple[int, int]
+) -> ImageAndTarget:
+    """Paste the objects of `source` with (N,) bool `is_pasted` into an image, moved down and right by `shift` pixels.
 
     Pasted objects hide pixels of the first image's objects: the masks and boxes of partly hidden objects are reduced,
     and fully hidden objects are dropped. Objects without hidden pixels are unchanged and come first in the result.
     """
     image, target = destination
     size = int(image.shape[-2]), int(image.shape[-1])
-    pasted, (down, right) = _select_objects(source[1], chosen), shift
+    pasted, (down, right) = _select_objects(source[1], is_pasted), shift
     shifted_boxes = pasted["boxes"] + torch.tensor([right, down, right, down])
     limits = torch.tensor([size[1], size[0], size[1], size[0]]).to(shifted_boxes)
     added = {

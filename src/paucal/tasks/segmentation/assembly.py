@@ -8,7 +8,7 @@ from paucal.backbones.weights.checkpoints import WeightsPreprocessing, timm_prep
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import stored_card
 from paucal.objectives.finetuning import FineTuning
-from paucal.rules.resolve import DataAndMachine, backbone_spec, resolve
+from paucal.rules.resolve import backbone_spec, resolve
 from paucal.runner.images import normalisation
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.starts import (
@@ -72,7 +72,11 @@ def assemble(
     facts = replace(data.facts(), initial_weights=weights_source.facts)
     settings, reasons = resolve(settings, facts, RULES)
     hardware(settings)  # refuses a missing device before the network is built
-    settings, reasons = _fill_in_length(settings, facts, reasons)
+    if settings.epochs is None and settings.time is None:
+        settings, reasons["epochs"] = replace(settings, epochs=50), "the default without --epochs and --time"
+    if settings.warmup_epochs is None and settings.epochs is not None:
+        settings = replace(settings, warmup_epochs=WARMUP_FRACTION * settings.epochs)
+        reasons["warmup_epochs"] = "a twentieth of the epochs"
     card, objective, notes = _build_network(
         settings, data, weights_source.input and weights_source.input(settings.model), run
     )
@@ -89,19 +93,6 @@ def assemble(
     return SegmentationSetup(settings, origins, data, plan, objective, card, tuple(remarks), load_report)
 
 
-def _fill_in_length(
-    settings: SegmentSettings, facts: DataAndMachine, reasons: Mapping[str, str]
-) -> tuple[SegmentSettings, dict[str, str]]:
-    """Set the epochs if neither these nor `--time` are given, and set a missing warm-up if the epochs are known."""
-    reasons = dict(reasons)
-    if settings.epochs is None and settings.time is None:
-        settings, reasons["epochs"] = replace(settings, epochs=50), "the default without --epochs and --time"
-    if settings.warmup_epochs is None and settings.epochs is not None:
-        settings = replace(settings, warmup_epochs=WARMUP_FRACTION * settings.epochs)
-        reasons["warmup_epochs"] = "a twentieth of the epochs"
-    return settings, reasons
-
-
 def _build_network(
     settings: SegmentSettings, data: SegmentationData, weights_input: WeightsPreprocessing | None, run: RunFolder | None
 ) -> tuple[SegmentationCard, PixelObjective, list[str]]:
@@ -110,10 +101,16 @@ def _build_network(
         spec, notes = backbone_spec(settings, 0)
         # The head needs about as much memory as the backbone.
         notes = [*check_memory(settings, spec, views=2.0), *notes]
+        if stored := stored_card(run, SegmentationCard):
+            preprocessing = stored.preprocessing
+        else:
+            statistics = normalisation(settings, data, weights_input or timm_preprocessing(settings.model))
+            mean, std, value_range = statistics.mean, statistics.std, data.images.decode_options.value_range
+            preprocessing = Preprocessing(height_and_width(settings.img_size), 1.0, "bilinear", mean, std, value_range)
         card = SegmentationCard(
             backbone=spec,
             classes=data.images.classes,
-            preprocessing=_preprocessing(settings, data, weights_input, run),
+            preprocessing=preprocessing,
             head=HeadOptions(settings.width, settings.dropout),
             coding=data.masked.coding,
             overlap=settings.overlap,
@@ -130,17 +127,6 @@ def _build_network(
         objective = PixelObjective(network, settings.auxiliary, tuning, settings.backbone_lr, width, settings.dropout)
         objective.auxiliary = objective.auxiliary and with_synced_norms(settings, objective.auxiliary)
         return card, objective, notes
-
-
-def _preprocessing(
-    settings: SegmentSettings, data: SegmentationData, weights_input: WeightsPreprocessing | None, run: RunFolder | None
-) -> Preprocessing:
-    """Return the preprocessing of `run`, or else that of the settings and of the pretrained weights' input."""
-    if stored := stored_card(run, SegmentationCard):
-        return stored.preprocessing
-    statistics = normalisation(settings, data, weights_input or timm_preprocessing(settings.model))
-    size, value_range = height_and_width(settings.img_size), data.images.decode_options.value_range
-    return Preprocessing(size, 1.0, "bilinear", statistics.mean, statistics.std, value_range=value_range)
 
 
 def fine_tuning(settings: SegmentSettings) -> FineTuning:

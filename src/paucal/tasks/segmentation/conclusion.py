@@ -28,7 +28,6 @@ from paucal.tasks.segmentation.scores import (
     segmentation_report,
     write_scores,
 )
-from paucal.tasks.segmentation.windows import describe_scales
 from paucal.training import Outcome
 from paucal.wording import counted, images_text, percent
 from paucal.writing import write_atomically
@@ -64,12 +63,12 @@ def conclude(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, console
     model = load_segmenter(run, setup.settings.device)
     options, indices = final_inference_options(setup.settings), data.split_indices("test").tolist()
     with console.progress("testing") as advance:
-        tallies = count_and_write_masks(model, data, indices, options, folder / "masks", advance)
-    report = segmentation_report(tallies, setup.card.classes, setup.settings.seed, data.split.groups)
+        pixel_counts = count_and_write_masks(model, data, indices, options, folder / "masks", advance)
+    report = segmentation_report(pixel_counts, setup.card.classes, setup.settings.seed, data.split.groups)
     if rank() != 0:
         return SegmentResult(run.path, report, outcome.seconds)
-    write_scores(folder, report, tallies, data.images.keys)
-    _draw_best_and_worst(run, setup, tallies)
+    write_scores(folder, report, pixel_counts, data.images.keys)
+    _draw_best_and_worst(run, setup, pixel_counts)
     save_curves(run, outcome.rows, _crops_per_epoch(setup), best=setup.best_epoch(outcome))
     steps = next_steps(run, setup)
     publish_results(
@@ -85,7 +84,7 @@ def conclude(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, console
     return SegmentResult(run.path, report, outcome.seconds)
 
 
-def _draw_best_and_worst(run: RunFolder, setup: SegmentationSetup, tallies: list[PixelCounts]) -> None:
+def _draw_best_and_worst(run: RunFolder, setup: SegmentationSetup, pixel_counts: list[PixelCounts]) -> None:
     """Draw the test images with the lowest and with the highest mean IoU."""
     data, coding = setup.data, setup.card.coding
     colours = class_colours(coding)
@@ -99,7 +98,7 @@ def _draw_best_and_worst(run: RunFolder, setup: SegmentationSetup, tallies: list
         image, mask = data.images.store.read(row.index), data.masks.read(row.index)
         return draw_comparison(image, mask, predicted, colours, f"{key}: mean IoU {percent(row.mean_iou)}")
 
-    ranked = sorted((row for row in tallies if np.isfinite(row.mean_iou)), key=lambda row: row.mean_iou)
+    ranked = sorted((row for row in pixel_counts if np.isfinite(row.mean_iou)), key=lambda row: row.mean_iou)
     n_drawn = min(MAX_DRAWN, max(1, len(ranked) // 2))
     for name, rows in (("worst_images", ranked[:n_drawn]), ("best_images", ranked[::-1][:n_drawn])):
         if rows:
@@ -110,6 +109,9 @@ def _draw_best_and_worst(run: RunFolder, setup: SegmentationSetup, tallies: list
 def summary(setup: SegmentationSetup, outcome: Outcome, report: SegmentationReport) -> dict[str, Any]:
     """Return the content of `summary.json` without the next steps; the report page shows this content."""
     data, card, settings = setup.data, setup.card, setup.settings
+    scales = f"scales {', '.join(f'{scale:g}' for scale in settings.test_scales)}"
+    if settings.test_scales == (1.0,):
+        scales = "one scale"
     return {
         **setup.summarise(outcome),
         "title": f"{card.backbone.name} segments {data.images.name}",
@@ -119,7 +121,7 @@ def summary(setup: SegmentationSetup, outcome: Outcome, report: SegmentationRepo
         f"{counted(len(card.classes), 'class', 'classes')}",
         "epoch_images": _crops_per_epoch(setup),
         "crops": "x".join(map(str, card.preprocessing.image_size)),
-        "looks": describe_scales(settings.test_scales, settings.mirror),
+        "looks": f"{scales}, mirrored" if settings.mirror else scales,
         "epochs": outcome.epochs_done(settings.epochs),
         "selected": setup.is_selected,
         "best_epoch": outcome.best.get("epoch"),

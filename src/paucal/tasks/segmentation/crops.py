@@ -62,11 +62,32 @@ class CropTransform:
     def __call__(self, image: Any, mask: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return a normalised (C, H, W) float crop of a PIL image, and the (H, W) uint8 class numbers of the crop.
 
-        A scaled image that is smaller than the crop is padded with the mean colour and unlabelled pixels.
+        A scaled image that is smaller than the crop is padded with the mean colour and unlabelled pixels. A crop is
+        drawn again if one class covers nearly all pixels.
         """
         pixels = tv_tensors.Image(transforms.pil_to_tensor(image))
         classes = tv_tensors.Mask(torch.from_numpy(np.ascontiguousarray(mask)))
-        pixels, classes = self._scaled_crop(pixels, classes)
+        # The image is cropped before the crop is scaled, which is faster than scaling the image first.
+        scale = _uniform(*self.options.scale)
+        scale *= scale_to_fit((pixels.shape[-2], pixels.shape[-1]), self.options.resize_to)
+        height, width = (max(1, round(side / scale)) for side in self.options.size)
+        right, bottom = max(0, width - pixels.shape[-1]), max(0, height - pixels.shape[-2])
+        if right or bottom:
+            pixels = transforms.pad(pixels, [0, 0, right, bottom], fill=list(self._fill))
+            classes = transforms.pad(classes, [0, 0, right, bottom], fill=IGNORED)
+        rows, columns = classes.shape[-2] - height + 1, classes.shape[-1] - width + 1
+        top, left = 0, 0
+        for _ in range(MAX_TRIES if self.options.max_class_fraction < 1 else 1):
+            top, left = int(_uniform() * rows), int(_uniform() * columns)
+            crop = classes[top : top + height, left : left + width]
+            counts = torch.bincount(crop.flatten(), minlength=IGNORED + 1)[:IGNORED]
+            if int((counts > 0).sum()) > 1 and int(counts.max()) < self.options.max_class_fraction * int(counts.sum()):
+                break
+        area = (top, left, height, width, list(self.options.size))
+        pixels, classes = (
+            transforms.resized_crop(pixels, *area, antialias=True),
+            transforms.resized_crop(classes, *area),
+        )
         if _uniform() < self.options.hflip:
             pixels, classes = transforms.horizontal_flip(pixels), transforms.horizontal_flip(classes)
         if _uniform() < self.options.vflip:
@@ -75,32 +96,6 @@ class CropTransform:
             pixels = self._change_colour(pixels)
         floats = transforms.normalize(transforms.to_dtype(pixels, torch.float32, scale=True), self._mean, self._std)
         return floats.as_subclass(Tensor), classes.as_subclass(Tensor)
-
-    def _scaled_crop(self, pixels: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-        """Crop the image and its classes, then scale the crop, which is faster than scaling the image first."""
-        low, high = self.options.scale
-        scale = _uniform(low, high)
-        scale *= scale_to_fit((pixels.shape[-2], pixels.shape[-1]), self.options.resize_to)
-        height, width = (max(1, round(side / scale)) for side in self.options.size)
-        right, bottom = max(0, width - pixels.shape[-1]), max(0, height - pixels.shape[-2])
-        if right or bottom:
-            pixels = transforms.pad(pixels, [0, 0, right, bottom], fill=list(self._fill))
-            classes = transforms.pad(classes, [0, 0, right, bottom], fill=IGNORED)
-        top, left = self._draw_corner(classes, (height, width))
-        area = (top, left, height, width, list(self.options.size))
-        return transforms.resized_crop(pixels, *area, antialias=True), transforms.resized_crop(classes, *area)
-
-    def _draw_corner(self, classes: Tensor, size: Size) -> tuple[int, int]:
-        """Draw (top, left) of a crop; draw again if one class covers nearly all pixels."""
-        rows, columns = classes.shape[-2] - size[0] + 1, classes.shape[-1] - size[1] + 1
-        top, left = 0, 0
-        for _ in range(MAX_TRIES if self.options.max_class_fraction < 1 else 1):
-            top, left = int(_uniform() * rows), int(_uniform() * columns)
-            crop = classes[top : top + size[0], left : left + size[1]]
-            counts = torch.bincount(crop.flatten(), minlength=IGNORED + 1)[:IGNORED]
-            if int((counts > 0).sum()) > 1 and int(counts.max()) < self.options.max_class_fraction * int(counts.sum()):
-                break
-        return top, left
 
 
 class MaskedCrops(ViewDataset):

@@ -1,9 +1,7 @@
 """Open the images and masks of a segmentation run, check them, and split them into train, val and test."""
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,20 +14,14 @@ from paucal.data.masks.pairs import find_pairs
 from paucal.data.splits.split import Split, make_split
 from paucal.data.splits.split_csv import read_split
 from paucal.models.trained import stored_card
-from paucal.reading import expand_user_path
 from paucal.runner.images import SplitImages, decode_images
 from paucal.runner.job import Bars
-from paucal.runner.outputs import output_path, refuse_inside_images
 from paucal.runner.resuming import stored_split
 from paucal.runs import RunFolder
-from paucal.runs.folder import RUNS_FOLDER
-from paucal.settings.options import flag
 from paucal.tasks.segmentation.model import SegmentationCard
 from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.types import UserError
 from paucal.wording import counted
-
-PATHS = ("data", "images", "masks", "classes", "split")  # names of the settings whose values are paths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,18 +34,6 @@ class SegmentationData(SplitImages):
     def masks(self) -> MaskStore:
         """The masks of all images, as class numbers."""
         return self.masked.masks
-
-
-def pin_paths(settings: SegmentSettings) -> SegmentSettings:
-    """Return settings with absolute paths, and refuse an output folder among the images or masks."""
-    changes: dict[str, Any] = {}
-    for name in PATHS:
-        value = getattr(settings, name)
-        if value is not None:
-            changes[name] = os.path.realpath(expand_user_path(value, flag(name) if name != "data" else "DATA"))
-    output = output_path(settings.output, RUNS_FOLDER)
-    refuse_inside_images(output, {flag(name): changes.get(name) for name in ("images", "masks")})
-    return replace(settings, **changes)
 
 
 def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder | None) -> SegmentationData:

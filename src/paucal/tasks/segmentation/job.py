@@ -14,6 +14,7 @@ from torch import nn
 from paucal.cores import measure_slowdown
 from paucal.data.loader import TrainLoader
 from paucal.data.sampler import steps_per_epoch
+from paucal.reading import expand_user_path
 from paucal.recipes.recipe import fill_in, require_init
 from paucal.recipes.segmentation import RECIPES
 from paucal.runner import life
@@ -21,6 +22,7 @@ from paucal.runner.console import Console
 from paucal.runner.frames import Data, takes_annotations
 from paucal.runner.images import step_loader
 from paucal.runner.job import Bars, EpochListener
+from paucal.runner.outputs import output_path, refuse_inside_images
 from paucal.runner.starts import with_absolute_init_path, without_none_init
 from paucal.runner.time_budget import (
     Pace,
@@ -31,6 +33,7 @@ from paucal.runner.time_budget import (
     seconds_per_step,
 )
 from paucal.runs import RunFolder
+from paucal.runs.folder import RUNS_FOLDER
 from paucal.settings.options import check_ranges, flag, is_automatic, refuse_unsupported
 from paucal.settings.values import with_settings_signature
 from paucal.tasks.segmentation.assembly import (
@@ -43,7 +46,6 @@ from paucal.tasks.segmentation.assembly import (
 )
 from paucal.tasks.segmentation.conclusion import SCORE_COLUMN, SegmentResult, conclude
 from paucal.tasks.segmentation.crops import CropTransform, MaskedCrops
-from paucal.tasks.segmentation.images import PATHS, pin_paths
 from paucal.tasks.segmentation.pictures import draw_crops
 from paucal.tasks.segmentation.scores import count_pixels, scores_without_intervals
 from paucal.tasks.segmentation.settings import SegmentSettings
@@ -53,6 +55,7 @@ from paucal.training.trial_step import trial_steps
 from paucal.types import UserError
 from paucal.wording import counted, format_duration
 
+PATHS = ("data", "images", "masks", "classes", "split")  # names of the settings whose values are paths
 # Settings of other tasks that are not supported for images with masks.
 UNSUPPORTED_SETTINGS = ("data_root", "download", "image_column", "channels")
 LOSS_COLUMN = "val_loss"
@@ -92,8 +95,16 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         return choose_time_or_epochs(settings, origins), origins
 
     def with_absolute_paths(self, settings: SegmentSettings) -> SegmentSettings:
-        """Return settings with absolute paths."""
-        return pin_paths(with_absolute_init_path(settings))
+        """Return settings with absolute paths, and refuse an output folder among the images or masks."""
+        settings = with_absolute_init_path(settings)
+        paths: dict[str, Any] = {}
+        for name in PATHS:
+            value = getattr(settings, name)
+            if value is not None:
+                paths[name] = os.path.realpath(expand_user_path(value, flag(name) if name != "data" else "DATA"))
+        output = output_path(settings.output, RUNS_FOLDER)
+        refuse_inside_images(output, {flag(name): paths.get(name) for name in ("images", "masks")})
+        return replace(settings, **paths)
 
     def assemble(
         self, settings: SegmentSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None = None

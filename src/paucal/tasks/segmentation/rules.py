@@ -1,6 +1,6 @@
 """Rules that choose settings of `paucal segment` from the images, the machine and the initial weights."""
 
-from paucal.rules.resolve import Choice, DataAndMachine, describe_undertrained, rules_by_name
+from paucal.rules.resolve import Choice, DataAndMachine, Rule, describe_undertrained, rules_by_name
 from paucal.rules.training import (
     COMPUTE_RULES,
     PROCESS_RULES,
@@ -84,11 +84,6 @@ def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choic
     return "15m", "a quarter of an hour; give --time 2h, or --epochs, for more"
 
 
-def lr(facts: DataAndMachine) -> Choice:
-    """Choose a learning rate for a newly initialised head; for a pretrained backbone, see `backbone_lr`."""
-    return 1e-3, "best in trials of a newly initialised head on few images"
-
-
 def backbone_lr(facts: DataAndMachine) -> Choice:
     """Choose the factor on the backbone's learning rate: 0.1 for a pretrained backbone, else 1."""
     weights = facts.initial_weights
@@ -97,11 +92,6 @@ def backbone_lr(facts: DataAndMachine) -> Choice:
     if weights.undertrained:
         return 1.0, describe_undertrained(weights)
     return 0.1, f"a tenth of the head's, to keep {weights.where} nearly unchanged"
-
-
-def min_lr(lr: float) -> Choice:
-    """Choose a hundredth of the peak learning rate."""
-    return lr / 100, "a hundredth of the peak"
 
 
 def freeze(facts: DataAndMachine) -> Choice:
@@ -127,14 +117,12 @@ def scale(facts: DataAndMachine) -> Choice:
     return [0.5, 2.0], "the papers' range"
 
 
-def colour(facts: DataAndMachine) -> Choice:
-    """Choose weak random changes of brightness, contrast and saturation."""
-    return 0.2, "weak, for few labels and few steps"
-
-
-RULES = rules_by_name(
-    (
-        *(*PROCESS_RULES, model, model_args, img_size, batch_size, width, auxiliary_width, crops, time, lr),
-        *(backbone_lr, min_lr, freeze, hflip, scale, colour, normalise, drop_path, *COMPUTE_RULES),
-    )
-)
+RULES: dict[str, Rule] = {
+    **rules_by_name([*PROCESS_RULES, model, model_args, img_size, batch_size, width, auxiliary_width, crops, time]),
+    "lr": lambda: (1e-3, "best in trials of a newly initialised head on few images"),
+    **rules_by_name([backbone_lr]),
+    "min_lr": lambda lr: (lr / 100, "a hundredth of the peak"),
+    **rules_by_name([freeze, hflip, scale]),
+    "colour": lambda: (0.2, "weak, for few labels and few steps"),
+    **rules_by_name([normalise, drop_path, *COMPUTE_RULES]),
+}

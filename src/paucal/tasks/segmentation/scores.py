@@ -170,9 +170,9 @@ def count_and_write_masks(
     return count_pixels(model.network, data, indices, model.card.preprocessing, options, model.device, write)
 
 
-def scores_without_intervals(tallies: Iterable[PixelCounts]) -> dict[str, float]:
+def scores_without_intervals(pixel_counts: Iterable[PixelCounts]) -> dict[str, float]:
     """Return the scores over a set of images, without intervals; scores are NaN if no pixel is labelled."""
-    rows = _sort_by_image(tallies)
+    rows = _sort_by_image(pixel_counts)
     scores, pixels = PixelScores([row.confusion for row in rows]), sum(row.pixels for row in rows)
     return {
         "mean_iou": value_of(scores.mean_iou, len(rows)),
@@ -183,10 +183,10 @@ def scores_without_intervals(tallies: Iterable[PixelCounts]) -> dict[str, float]
 
 
 def segmentation_report(
-    tallies: Iterable[PixelCounts], classes: Sequence[str], seed: int = 0, groups: NDArray[np.int64] | None = None
+    pixel_counts: Iterable[PixelCounts], classes: Sequence[str], seed: int = 0, groups: NDArray[np.int64] | None = None
 ) -> SegmentationReport:
     """Return the scores over a set of images, with 95 % intervals from a bootstrap over images or their `groups`."""
-    rows = _sort_by_image(tallies)
+    rows = _sort_by_image(pixel_counts)
     values, scores = scores_without_intervals(rows), PixelScores([row.confusion for row in rows])
     row_groups = None if groups is None else groups[[row.index for row in rows]]
     bootstrap = Bootstrap(seed, BOOTSTRAP_DRAWS, multinomial=True, groups=row_groups)
@@ -205,9 +205,9 @@ def segmentation_report(
     )
 
 
-def _sort_by_image(tallies: Iterable[PixelCounts]) -> list[PixelCounts]:
+def _sort_by_image(pixel_counts: Iterable[PixelCounts]) -> list[PixelCounts]:
     """Sort the counts by image, so that sums do not depend on which process counted an image."""
-    rows = sorted(tallies, key=lambda row: row.index)
+    rows = sorted(pixel_counts, key=lambda row: row.index)
     if not rows:
         raise ValueError("there are no images to report on")
     return rows
@@ -228,7 +228,9 @@ def report_table(report: SegmentationReport) -> Table:
     return table
 
 
-def write_scores(folder: Path, report: SegmentationReport, tallies: Sequence[PixelCounts], keys: Sequence[str]) -> None:
+def write_scores(
+    folder: Path, report: SegmentationReport, pixel_counts: Sequence[PixelCounts], keys: Sequence[str]
+) -> None:
     """Write the report as JSON, and as CSV the scores per class, and per image with the lowest mean IoU first."""
     write_text(folder / SCORES_FILE, json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n")
     class_rows, confusion = [], report.confusion
@@ -238,7 +240,7 @@ def write_scores(folder: Path, report: SegmentationReport, tallies: Sequence[Pix
     columns = ["class", "iou", "low", "high", "pixels", "answers", "hits"]
     write_text(folder / "per_class.csv", csv_text(columns, *class_rows))
     image_rows = []
-    for row in sorted(tallies, key=lambda row: (not np.isfinite(row.mean_iou), row.mean_iou)):
+    for row in sorted(pixel_counts, key=lambda row: (not np.isfinite(row.mean_iou), row.mean_iou)):
         accuracy = float(np.trace(row.confusion)) / row.pixels if row.pixels else float("nan")
         image_rows.append([keys[row.index], _format_cell(row.mean_iou), _format_cell(accuracy), row.pixels])
     write_text(folder / "per_image.csv", csv_text(["image", "mean_iou", "pixel_accuracy", "pixels"], *image_rows))

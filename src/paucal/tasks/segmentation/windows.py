@@ -4,7 +4,6 @@ As in the papers' evaluation (DrLoc, section 4; LV-ViT, section 4.4), logits are
 Probabilities are averaged over scales and mirror images.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -98,14 +97,3 @@ def scale_to_fit(size: Size, sides: Size | None) -> float:
         (2.0, 2.048, 1.0)
     """
     return 1.0 if sides is None else min(max(sides) / max(size), min(sides) / min(size))
-
-
-def describe_scales(scales: Sequence[float], mirror: bool) -> str:
-    """Return a text that describes the scales and the mirroring of the inference.
-
-    Example:
-        >>> describe_scales((1.0,), False), describe_scales((0.5, 1.0), True)
-        ('one scale', 'scales 0.5, 1, mirrored')
-    """
-    text = "one scale" if tuple(scales) == (1.0,) else f"scales {', '.join(f'{scale:g}' for scale in scales)}"
-    return f"{text}, mirrored" if mirror else text
