@@ -104,13 +104,13 @@ def test_masks_of__are_missing_for_an_image_where_a_box_has_no_outline():
     whole = masks_of_outlines([annotated(shape, box), annotated(shape, box)], SIZE, tally)
     assert whole is not None
     assert len(whole) == 2
-    assert tally["bare"] == 0
+    assert tally["without_outline"] == 0
     assert masks_of_outlines([annotated(shape, box), annotated([], box)], SIZE, tally) is None
-    assert tally["bare"] == 1
+    assert tally["without_outline"] == 1
     crowd = masks_of_outlines([annotated(shape, box), annotated(None, box, is_crowd=True)], SIZE, tally)
     assert crowd is not None
     assert np.array_equal(unpack_mask(crowd[1]), drawn(*RECTANGLE))
-    assert tally["bare"] == 1
+    assert tally["without_outline"] == 1
 
 
 def test_outlines__without_a_pixel_stand_for_their_box():
@@ -118,7 +118,7 @@ def test_outlines__without_a_pixel_stand_for_their_box():
     found = masks_of_outlines([annotated([[3.1, 3.1, 3.2, 3.1, 3.2, 3.2]], (3.0, 3.0, 4.0, 4.0))], SIZE, tally)
     assert found is not None
     assert np.argwhere(unpack_mask(found[0])).tolist() == [[3, 3]]
-    assert tally["pixelless"] == 1
+    assert tally["without_pixel"] == 1
 
 
 def test_outlines__apart_from_their_box_are_refused():

@@ -33,7 +33,8 @@ class AnnotatedImage:
     key: str  # path of the image relative to the folder of the set, with forward slashes
     boxes: list[Corners] = field(default_factory=list)  # left, top, right, bottom in pixels from the top left corner
     names: list[str] = field(default_factory=list)
-    crowd: list[bool] = field(default_factory=list)  # True for many objects, or a difficult one: not trained or scored
+    # Whether a box covers many objects or is difficult; such boxes are neither trained on nor scored.
+    crowd: list[bool] = field(default_factory=list)
     size: tuple[int, int] | None = None  # (height, width) in pixels; None if the annotation file states no size
     declared_split: str = ""  # "train", "val", "test", or "" if the data set assigns no split
     source: str = ""  # path of the annotation file within the set
@@ -60,11 +61,11 @@ class AnnotatedImage:
 
 @dataclass(frozen=True)
 class AnnotationSet:
-    """What the annotation files of a set contain: the images, the class number of each class name, and notes."""
+    """The content of the annotation files of a set."""
 
     images: list[AnnotatedImage]
-    class_numbers: Mapping[str, int]
-    notes: tuple[str, ...] = ()
+    class_numbers: Mapping[str, int]  # class number of each class name
+    notes: tuple[str, ...] = ()  # sentences for the user on what was guessed, changed or left out
 
     @classmethod
     def with_numbered_classes(

@@ -210,7 +210,7 @@ def root_of_set(file: str) -> str:
 
 
 def _read_preferred_layout(groups: Sequence[AnnotationFiles], tree: Tree) -> AnnotationSet:
-    """Read all layouts, and return the content of the one with the most images; only the first must be valid."""
+    """Read the files of each layout, and return those with the most images; only the first layout must be valid."""
     annotations: dict[str, AnnotationSet] = {}
     notes: list[str] = []
     for group in groups:

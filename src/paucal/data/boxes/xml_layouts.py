@@ -43,7 +43,7 @@ _FIRST_ELEMENT = re.compile(rb"<([A-Za-z_][\w.:-]*)")
 
 
 def find_voc(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the XML files that describe one image each, and all XML files beside them, which may be damaged ones."""
+    """Return the XML files that describe one image each, and all XML files beside them, which may be damaged."""
     roots = {file: _root_name(tree, file) for file in files if file.lower().endswith(XML_SUFFIX)}
     folders = {file.rpartition("/")[0] for file, root in roots.items() if root == "annotation"}
     return [file for file, root in roots.items() if file.rpartition("/")[0] in folders and root != "annotations"]

@@ -1,6 +1,5 @@
 """Images with segmentation masks; all masks are read and checked at the start, and kept in memory if they fit."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -115,8 +114,8 @@ def read_masks(
     pairs_by_key = {pair.key: pair for pair in pairs.pairs}
     files, total = [pairs_by_key[key].masks for key in images.keys], len(images)
     sizes = np.asarray([images.store.size(index) for index in range(total)], dtype=np.int64)
-    orientations = [_orientation(pairs.root / key, size) for key, size in zip(images.keys, sizes.tolist(), strict=True)]
-    stats, smaller_masks, ambiguous = _measure_files(files, orientations, lambda done: report_progress(done, 2 * total))
+    paths = [pairs.root / key for key in images.keys]
+    stats, smaller_masks, ambiguous = _measure_files(files, paths, sizes, lambda done: report_progress(done, 2 * total))
     file_classes = [pairs_by_key[key].classes for key in images.keys]
     uncoded_masks = UncodedMasks(stats, pairs, requested_kind, ignore, named_classes, coding)
     if any(file_classes):
@@ -158,19 +157,10 @@ def read_masks(
     return MaskedImages(images, masks, coding, pixels, findings)
 
 
-def _orientation(path: Path, size: Sequence[int]) -> Orientation:
-    """Return the EXIF orientation of an image whose upright (height, width) is `size`; 1 for NumPy arrays."""
-    upright = (size[0], size[1])
-    try:
-        return replace(read_orientation(path, path.name), upright_size=upright)
-    except UnreadableImage:
-        return Orientation(1, upright, upright)
-
-
 def _measure_files(
-    files: Sequence[tuple[Path, ...]], orientations: Sequence[Orientation], report: Callable[[int], None]
+    files: Sequence[tuple[Path, ...]], images: Sequence[Path], sizes: NDArray[np.int64], report: Callable[[int], None]
 ) -> tuple[MaskStatistics, list[str], list[int]]:
-    """Count the values in all masks, and check their sizes.
+    """Count the values in all masks, and compare the sizes of the masks with the (N, 2) sizes of the upright images.
 
     Also return the names of the masks that are smaller than their images, and the positions of the images whose size
     does not show whether the mask was drawn before or after the EXIF rotation.
@@ -179,10 +169,14 @@ def _measure_files(
     smaller: list[str] = []
     ambiguous: list[int] = []
     values: set[int] = set()
-    for index, (paths, orientation) in enumerate(zip(files, orientations, strict=True)):
+    for index, (paths, image, (height, width)) in enumerate(zip(files, images, sizes.tolist(), strict=True)):
+        try:
+            orientation = replace(read_orientation(image, image.name), upright_size=(height, width))
+        except UnreadableImage:  # NumPy files have no orientation
+            orientation = Orientation(1, (height, width), (height, width))
         for path in paths:
-            raw = read_mask(path, path.name, MAX_SIZE_RATIO * math.prod(orientation.upright_size))
-            if check_mask_size(raw.shape, orientation.upright_size, path.name, orientation.stored_size):
+            raw = read_mask(path, path.name, MAX_SIZE_RATIO * height * width)
+            if check_mask_size(raw.shape, (height, width), path.name, orientation.stored_size):
                 smaller.append(path.name)
             stats.append(compute_file_statistics(raw, path.name))
             values |= stats[-1].values

@@ -1,4 +1,4 @@
-"""Matching of masks to images by the names of files and folders alone, also if each class has its own mask files."""
+"""Matches masks to images by the names of files and folders, also in sets with a mask file for each class."""
 
 import re
 from collections import Counter, defaultdict

@@ -51,7 +51,7 @@ _LAST_WORD = re.compile(rf"(.+?){_GAP}[^\s_.,+~-]+")
 
 @dataclass(frozen=True)
 class FolderRole:
-    """What a folder's name says about the files in the folder; "" if the name does not tell."""
+    """The kind and the split of the files in a folder, parsed from the folder's name; "" if unknown."""
 
     content: str  # "image", "mask", or "other" for labels of another kind
     part: str  # "train", "val" or "test"

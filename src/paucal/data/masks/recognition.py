@@ -53,7 +53,7 @@ def separate_images_and_masks(keys: Sequence[str]) -> ImageAndMaskFiles:
     keys_by_content: dict[str, list[str]] = {"image": [], "mask": [], "other": [], "": []}
     for key in keys:
         contents = (folder_role(name).content for name in reversed(PurePosixPath(key).parts[:-1]))
-        keys_by_content[next(filter(None, contents), "")].append(key)  # content of the innermost folder that tells it
+        keys_by_content[next(filter(None, contents), "")].append(key)  # the innermost folder with a known content
     images, masks, others, unknown = (keys_by_content[content] for content in ("image", "mask", "other", ""))
     if not masks:
         masks = [key for key in unknown if any(map(ends_in_mask_words, PurePosixPath(key).parts[:-1]))]

@@ -143,7 +143,7 @@ def convert_annotations(tree: Tree, annotations: AnnotationSet) -> BoxedImages:
         notes=(*annotations.notes, *notes),
         multi_hot=presence,
     )
-    return BoxedImages(images, boxes, tuple(numbers[name] for name in classes), tally["bare"])
+    return BoxedImages(images, boxes, tuple(numbers[name] for name in classes), tally["without_outline"])
 
 
 def _true_size(image: AnnotatedImage, store: EncodedStore, index: int, ambiguous: list[str]) -> tuple[int, int]:
@@ -191,12 +191,12 @@ def clip_boxes(image: AnnotatedImage, size: tuple[int, int], tally: Counter[str]
                 "top <= bottom: correct the box."
             )
         if right - left < MIN_BOX_SIDE or bottom - top < MIN_BOX_SIDE:
-            tally["empty"] += 1
+            tally["without_area"] += 1
             continue
         clipped_box = (max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height)))
         if clipped_box[2] - clipped_box[0] < MIN_BOX_SIDE or clipped_box[3] - clipped_box[1] < MIN_BOX_SIDE:
             raise UserError(f"{error_prefix} outside the image ({corners}, left top right bottom): correct the box.")
-        tally["cut"] += max(abs(a - b) for a, b in zip(box, clipped_box, strict=True)) > SIZE_TOLERANCE
+        tally["clipped"] += max(abs(a - b) for a, b in zip(box, clipped_box, strict=True)) > SIZE_TOLERANCE
         tally["crowd"] += crowd
         tally[f"marked as {image.crowd_word}: neither trained on nor counted"] += crowd
         clipped_boxes.append(AnnotatedBox(clipped_box, name, crowd, outline, f"{subject} an outline of {name!r}"))
@@ -208,10 +208,10 @@ def _annotation_notes(
 ) -> list[str]:
     unused = [name for name in numbers if name not in classes]
     texts = {
-        "empty": "without an area dropped",
-        "cut": "cut at the edge of the image",
+        "without_area": "without an area dropped",
+        "clipped": "cut at the edge of the image",
         **{kind: kind for kind in tally if kind.startswith("marked")},
-        "pixelless": "with an outline that covers no pixel: its mask is the box",
+        "without_pixel": "with an outline that covers no pixel: its mask is the box",
     }
     notes = [f"{counted(tally[kind], 'box', 'boxes')} {text}" for kind, text in texts.items() if tally[kind]]
     if unused:

@@ -36,7 +36,7 @@ from paucal.tasks.detection.evaluation import MASK_PREFIX, coco_scores
 from paucal.tasks.detection.first_detector import TIME_FRACTION as FIRST_FRACTION
 from paucal.tasks.detection.first_detector import count_heads_steps, train_first_detector
 from paucal.tasks.detection.model import load_layers
-from paucal.tasks.detection.pictures import draw_batch_sheet
+from paucal.tasks.detection.pictures import draw_training_batch
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.tasks.detection.views import CopyPaste, make_training_transform
 from paucal.training import CosineWarmup, Optimization, Outcome, Validation
@@ -110,7 +110,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         """Draw the first training images and boxes after augmentation."""
         preprocessing = setup.card.preprocessing
         batch = next(iter(self.loader(setup, 0)))
-        return draw_batch_sheet(batch, setup.images.classes, preprocessing.mean, preprocessing.std)
+        return draw_training_batch(batch, setup.images.classes, preprocessing.mean, preprocessing.std)
 
     def needs_preliminary_work(self, setup: DetectionSetup) -> bool:
         """Return whether the first detector must still be trained, or the length of the run must still be planned."""

@@ -106,7 +106,7 @@ def masks_of_outlines(
     """Return the mask of each box of an image; None if any box has no outline, not counting crowds.
 
     If a crowd has no outline, or an outline covers no pixel, the whole box is the mask. Boxes without an outline are
-    counted as "bare", and outlines that cover no pixel as "pixelless".
+    counted as "without_outline", and outlines that cover no pixel as "without_pixel".
     """
     masks: list[RunLengths] = []
     n_missing = 0
@@ -114,7 +114,7 @@ def masks_of_outlines(
         if box.outline:
             mask = mask_of_outline(box.outline, size, box.error_prefix)
             if not int(mask_functions().area(mask)):
-                tally["pixelless"] += 1
+                tally["without_pixel"] += 1
                 mask = _mask_of_box(box.corners, size)
             else:
                 left, top, width, height = mask_functions().toBbox(mask).tolist()
@@ -126,7 +126,7 @@ def masks_of_outlines(
             masks.append(_mask_of_box(box.corners, size))
         else:
             n_missing += 1
-    tally["bare"] += n_missing
+    tally["without_outline"] += n_missing
     return None if n_missing else tuple(masks)
 
 

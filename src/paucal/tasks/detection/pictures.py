@@ -60,7 +60,7 @@ def blend_mask(picture: Image.Image, mask: NDArray[np.uint8], colour: str) -> No
     picture.paste(colour, (0, 0), stencil)
 
 
-def draw_batch_sheet(
+def draw_training_batch(
     batch: BoxBatch, classes: Sequence[str], mean: Sequence[float], std: Sequence[float]
 ) -> Image.Image:
     """Draw up to nine augmented images of a batch with their boxes and masks on one page."""

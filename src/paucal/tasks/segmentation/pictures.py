@@ -95,24 +95,24 @@ def draw_comparison(
     size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
     resized = [view.resize(size, Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.NEAREST) for view in views]
     column_width = max(size[0], MIN_COLUMN_WIDTH) + GAP
-    sheet = Image.new("RGB", (4 * column_width - GAP, size[1] + 2 * LINE_HEIGHT), "white")
-    draw = ImageDraw.Draw(sheet)
+    page = Image.new("RGB", (4 * column_width - GAP, size[1] + 2 * LINE_HEIGHT), "white")
+    draw = ImageDraw.Draw(page)
     draw.text((0, 0), replace_undrawable(title), fill="black")
     for index, (view, heading) in enumerate(zip(resized, COLUMN_TITLES, strict=True)):
         draw.text((index * column_width, LINE_HEIGHT), heading, fill="black")
-        sheet.paste(view, (index * column_width, 2 * LINE_HEIGHT))
-    return sheet
+        page.paste(view, (index * column_width, 2 * LINE_HEIGHT))
+    return page
 
 
 def stack_vertically(images: Sequence[Image.Image]) -> Image.Image:
     """Stack one or more images vertically, with gaps between them."""
     width = max(image.width for image in images)
-    sheet = Image.new("RGB", (width, sum(image.height + GAP for image in images)), "white")
+    page = Image.new("RGB", (width, sum(image.height + GAP for image in images)), "white")
     top = 0
     for image in images:
-        sheet.paste(image, (0, top))
+        page.paste(image, (0, top))
         top += image.height + GAP
-    return sheet
+    return page
 
 
 def draw_legend(classes: Sequence[str], colours: NDArray[np.uint8]) -> Image.Image:
@@ -120,14 +120,14 @@ def draw_legend(classes: Sequence[str], colours: NDArray[np.uint8]) -> Image.Ima
     names = [replace_undrawable(shorten(name, MAX_LETTERS)) for name in classes[:MAX_NAMES]]
     names += [f"and {len(classes) - MAX_NAMES} more"] if len(classes) > MAX_NAMES else []
     width = max(160, *(LEGEND_HEIGHT + 8 * len(name) for name in names))
-    sheet = Image.new("RGB", (width, LEGEND_HEIGHT * len(names)), "white")
-    draw = ImageDraw.Draw(sheet)
+    page = Image.new("RGB", (width, LEGEND_HEIGHT * len(names)), "white")
+    draw = ImageDraw.Draw(page)
     for index, name in enumerate(names):
         if index < min(len(classes), MAX_NAMES):
             colour = tuple(int(value) for value in colours[index])
             draw.rectangle((0, index * LEGEND_HEIGHT + 2, 12, index * LEGEND_HEIGHT + 14), fill=colour, outline="black")  # type: ignore[arg-type]
         draw.text((LEGEND_HEIGHT, index * LEGEND_HEIGHT + 2), name, fill="black")
-    return sheet
+    return page
 
 
 def draw_crops(batch: Batch, card: SegmentationCard) -> Image.Image:
@@ -137,8 +137,8 @@ def draw_crops(batch: Batch, card: SegmentationCard) -> Image.Image:
     crops = [Image.fromarray(crop.permute(1, 2, 0).contiguous().numpy()) for crop in shown]
     masks = [mask.numpy() for mask in (batch.label_maps or {})[MASK][:MAX_CROPS]]
     width, height = crops[0].size
-    sheet = Image.new("RGB", (len(crops) * (width + GAP), 2 * height + GAP), "white")
+    page = Image.new("RGB", (len(crops) * (width + GAP), 2 * height + GAP), "white")
     for index, (crop, mask) in enumerate(zip(crops, masks, strict=True)):
-        sheet.paste(crop, (index * (width + GAP), 0))
-        sheet.paste(draw_overlay(crop, mask, colours), (index * (width + GAP), height + GAP))
-    return stack_vertically([sheet, draw_legend(card.classes, colours)])
+        page.paste(crop, (index * (width + GAP), 0))
+        page.paste(draw_overlay(crop, mask, colours), (index * (width + GAP), height + GAP))
+    return stack_vertically([page, draw_legend(card.classes, colours)])

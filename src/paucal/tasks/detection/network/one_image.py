@@ -34,19 +34,19 @@ MIN_PROPOSAL_SIDE, MIN_BOX_SIDE = 1e-3, 1e-2  # pixels, as in torchvision
 class EveryLevelPooling(AlignedPooling):
     """Pools each region from all levels like `AlignedPooling` or else `MultiScaleRoIAlign`, and selects its level."""
 
-    def __init__(self, strides: Sequence[int], cells: int, aligned: bool) -> None:
-        super().__init__(strides, cells)
+    def __init__(self, strides: Sequence[int], bins: int, aligned: bool) -> None:
+        super().__init__(strides, bins)
         self.aligned = aligned
 
     def forward(self, features: Mapping[str, Tensor], boxes: list[Tensor], sizes: Sequence[Size]) -> Tensor:
-        """Return (N, channels, cells, cells) pooled regions of one image, given the arguments of `AlignedPooling`."""
+        """Return (N, channels, bins, bins) pooled regions of one image, given the arguments of `AlignedPooling`."""
         (corners,) = boxes
         # roi_align expects the index of the image, here 0, in the column before the corners.
         indexed_corners = torch.cat([corners.new_zeros(len(corners), 1), corners], 1)
         levels = self._level_of(boxes)[:, None, None, None]
         points = -1 if self.aligned else SAMPLING_POINTS
         pooled_by_level = [
-            roi_align(features[str(level)], indexed_corners, self.cells, 1 / stride, points, self.aligned)
+            roi_align(features[str(level)], indexed_corners, self.bins, 1 / stride, points, self.aligned)
             for level, stride in enumerate(self.strides)
         ]
         pooled = pooled_by_level[0]

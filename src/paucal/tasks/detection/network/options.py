@@ -40,17 +40,17 @@ class RegionHead:
     build: "Callable[[int, int, int], nn.Module]"
 
 
-def _two_layers(channels: int, cells: int, dim: int) -> "nn.Module":
+def _two_layers(channels: int, bins: int, dim: int) -> "nn.Module":
     from torchvision.models.detection.faster_rcnn import TwoMLPHead
 
-    return TwoMLPHead(channels * cells**2, dim)
+    return TwoMLPHead(channels * bins**2, dim)
 
 
-def _four_convolutions(channels: int, cells: int, dim: int) -> "nn.Module":
+def _four_convolutions(channels: int, bins: int, dim: int) -> "nn.Module":
     from torch import nn
     from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead
 
-    return FastRCNNConvFCHead((channels, cells, cells), [channels] * HEAD_CONVOLUTIONS, [dim], nn.BatchNorm2d)
+    return FastRCNNConvFCHead((channels, bins, bins), [channels] * HEAD_CONVOLUTIONS, [dim], nn.BatchNorm2d)
 
 
 HEADS: Mapping[str, RegionHead] = {

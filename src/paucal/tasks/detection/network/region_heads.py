@@ -33,33 +33,33 @@ class AlignedPooling(nn.Module):
     """Pools regions without the half-pixel shift of the original RoIAlign, and with more points for larger regions.
 
     This is torchvision's `roi_align` with `aligned=True` and adaptive sampling, as in the published code. torchvision's
-    `MultiScaleRoIAlign` has no such options. The strides are powers of two, and a pooled region has cells x cells bins.
+    `MultiScaleRoIAlign` has no such options. The strides are powers of two; each region is pooled to bins x bins.
     """
 
-    def __init__(self, strides: Sequence[int], cells: int) -> None:
+    def __init__(self, strides: Sequence[int], bins: int) -> None:
         super().__init__()
-        self.strides, self.cells = tuple(strides), cells
+        self.strides, self.bins = tuple(strides), bins
         first, last = (round(math.log2(stride)) for stride in (strides[0], strides[-1]))
         self._level_of = LevelMapper(first, last, CANONICAL_SIDE, CANONICAL_LEVEL)
 
     def forward(self, features: Mapping[str, Tensor], boxes: list[Tensor], sizes: Sequence[tuple[int, int]]) -> Tensor:
-        """Return the (N, channels, cells, cells) pooled regions of all images, as torchvision's pooling modules do."""
+        """Return the (N, channels, bins, bins) pooled regions of all images, as torchvision's pooling modules do."""
         images = torch.cat([torch.full_like(corners[:, :1], image) for image, corners in enumerate(boxes)])
         regions, levels = torch.cat([images, torch.cat(boxes)], dim=1), self._level_of(boxes)
         first_map = features["0"]
-        pooled = first_map.new_zeros(len(regions), first_map.shape[1], self.cells, self.cells)
+        pooled = first_map.new_zeros(len(regions), first_map.shape[1], self.bins, self.bins)
         for level, stride in enumerate(self.strides):
             level_rows = torch.where(levels == level)[0]
-            level_regions = roi_align(features[str(level)], regions[level_rows], self.cells, 1 / stride, aligned=True)
+            level_regions = roi_align(features[str(level)], regions[level_rows], self.bins, 1 / stride, aligned=True)
             pooled[level_rows] = level_regions.to(pooled.dtype)
         return pooled
 
 
-def make_pooling(strides: Sequence[int], cells: int, aligned: bool) -> nn.Module:
+def make_pooling(strides: Sequence[int], bins: int, aligned: bool) -> nn.Module:
     """Return `AlignedPooling`, or torchvision's `MultiScaleRoIAlign` with 2 x 2 points per bin."""
     if aligned:
-        return AlignedPooling(strides, cells)
-    return MultiScaleRoIAlign([str(level) for level in range(len(strides))], cells, SAMPLING_POINTS)
+        return AlignedPooling(strides, bins)
+    return MultiScaleRoIAlign([str(level) for level in range(len(strides))], bins, SAMPLING_POINTS)
 
 
 class HeadOutput(NamedTuple):
