@@ -1,4 +1,4 @@
-"""Functions that read mask files with unchanged values, and count the values, from which the coding is inferred."""
+"""Reads mask files without changing their values, and counts the pixels of each value."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -192,7 +192,7 @@ class MaskStatistics:
 
     @property
     def values(self) -> tuple[int, ...]:
-        """All values that occur in a file, sorted."""
+        """All values that occur in any file, sorted."""
         return tuple(self.pixel_counts)
 
     @cached_property

@@ -122,7 +122,7 @@ class _Matching:
         return image and (image, MaskName(mask.stem))
 
     def _find_without_words(self, mask: NormalisedFile) -> ImageAndName | None:
-        """Find the image by the mask's name without words for masks, and by the images' names without words for images.
+        """Find the image after removing words for masks from the mask's name, and words for images from image names.
 
         For example, the masks `a_mask` and `a.jpg` belong to the image `a`, the mask `a_mask` also to an image `a_sat`,
         and the masks `mask_1` and `1` to the image `img_1`.
@@ -178,7 +178,7 @@ class _Matching:
         return [mask for mask in masks if mask.key not in assigned]
 
     def _find_first(self, mask: NormalisedFile, names: Iterable[MaskName]) -> ImageAndName | None:
-        """Return the image and the parsed name, for the first of a mask's parsed names to which an image belongs."""
+        """Return the image of the first parsed name that belongs to an image, and this name."""
         for name in names:
             for base in dict.fromkeys((name.base, without_suffix(name.base))):
                 for is_stripped in (False, True):
@@ -226,7 +226,7 @@ class _Matching:
             )
 
     def _select_masks(self, image: NormalisedFile, decoys: list[NormalisedFile]) -> list[str]:
-        """Return the sorted keys of an image's masks; masks that repeat another in a second coding become `decoys`."""
+        """Return the sorted keys of an image's masks; append masks that repeat one in a second coding to `decoys`."""
         pairs = self._assigned[image.key]
         kinds = {name.kind for _, name in pairs}
         if len(kinds) > 1 and all(kind.endswith("ids") for kind in kinds):  # Cityscapes' labelIds and labelTrainIds

@@ -29,7 +29,7 @@ MAX_PARENTS = 5  # number of folders above a file that are searched for tables o
 
 
 class UncodedMasks(NamedTuple):
-    """Statistics of masks whose coding is not chosen yet, and the arguments of `read_masks` with which it is chosen."""
+    """Inputs for choosing the coding of masks: their statistics, and the arguments of `read_masks`."""
 
     stats: MaskStatistics
     pairs: ImageMaskPairs

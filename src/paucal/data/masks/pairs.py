@@ -241,7 +241,7 @@ def _read_mask_table(file: Path) -> ImageMaskPairs:
 
 
 def _column_positions(cells: Sequence[str]) -> tuple[int, int, int | None] | None:
-    """Return the positions of the columns of images, masks and splits (or None); None without images or masks."""
+    """Return the positions of the image, mask and split column (or None); None without an image or a mask column."""
     column_names = list(map(normalise_column_name, cells))
     image, mask, part = (first_position(column_names, names) for names in (IMAGE_COLUMNS, MASK_COLUMNS, SPLIT_COLUMNS))
     return None if image is None or mask is None else (image, mask, part)
@@ -258,7 +258,7 @@ def _resolve_path(cell: str, file: Path, context: str) -> str:
 
 
 def _unpack(archive: Path) -> tuple[Path, tuple[str, ...]]:
-    """Unpack an archive into the cache folder, unless it is there; return the folder, and notes on left out files."""
+    """Unpack an archive into the cache folder, unless it is there; return the folder, and notes on skipped files."""
     if archive.name.lower().endswith(COMPRESSED_SUFFIXES):
         raise UserError(f"{str(archive)!r} is compressed as a whole: unpack it, and give the folder.")
     stat = archive.resolve().stat()

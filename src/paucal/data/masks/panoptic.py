@@ -43,7 +43,7 @@ def find_panoptic(tree: Tree) -> list[str]:
 
 
 def draw_panoptic(root: Path) -> tuple[DrawnMasks, list[str]]:
-    """Draw the masks that panoptic JSON files in a folder describe, unless the cache has them; return notes with them.
+    """Draw the masks that the panoptic JSON files in a folder describe, unless they are cached; also return notes.
 
     Mask values are positions in the list of categories in the JSON file. The names of the categories are in
     `classes.csv` in the folder above the masks.

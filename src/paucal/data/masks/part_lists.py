@@ -128,7 +128,7 @@ class _ImageIndex:
                 self._keys_by_ending[without_suffix(end)].add(key)
 
     def find(self, entry: str) -> str | None:
-        """Return the key of the only image that the longest possible end of a list entry's path matches, if any."""
+        """Return the key of the image that shares the longest end of its path with a list entry; None if not unique."""
         path = fold_name(entry).replace("\\", "/")
         for end in _path_endings(path):
             for name in (end, without_suffix(end)):

@@ -1,4 +1,4 @@
-"""Which files of a set are images, and which are masks, so that masks are not used as photographs."""
+"""Separates the image files of a set from its mask files, so that masks are not used as photographs."""
 
 import re
 import unicodedata
@@ -99,7 +99,7 @@ def _separate_by_file_names(keys: Sequence[str]) -> ImageAndMaskFiles:
 
 
 def find_folders_by_colours(keys: Sequence[str], store: Store) -> tuple[str, str] | None:
-    """Return the folder of photographs and that of masks, if a set consists of two with the same names and sizes."""
+    """Return the folder of photographs and the folder of masks; None unless both have equal file names and sizes."""
     files_by_folder: dict[str, dict[str, int]] = {}
     for index, key in enumerate(keys):
         folder, _, path = key.partition("/")
@@ -127,7 +127,7 @@ def find_folders_by_colours(keys: Sequence[str], store: Store) -> tuple[str, str
 
 
 def _to_file(key: str, single_word: bool = False, all_folders: bool = False) -> NormalisedFile:
-    """Return the file of a key.
+    """Return the `NormalisedFile` at a path.
 
     With `single_word`, one word of a folder's name, such as "train", is enough to declare the split. With
     `all_folders`, the file's folders include folders named after images or masks.
@@ -201,7 +201,7 @@ def exclude_masks(images: ImageSet) -> ImageSet:
 
 
 def _may_have_masks(keys: Sequence[str]) -> bool:
-    """Return whether the names of the folders, or of a sample of perhaps millions of files, suggest masks."""
+    """Return whether the names of the folders, or of a sample of the files, suggest masks."""
     folders = {key.rpartition("/")[0] for key in keys}
     if any(map(_WORD.search, folders)):
         return True

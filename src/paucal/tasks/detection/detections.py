@@ -52,7 +52,7 @@ def detect_all(
     device: torch.device,
     progress: Callable[[int], None] | None = None,
 ) -> dict[int, Detections]:
-    """Return the detections in each image, by its position in the set; `progress` gets the images processed so far."""
+    """Return the detections in each image, by its position in the set; `progress` gets the number of images so far."""
     detections: dict[int, Detections] = {}
     with evaluation_mode(detector):
         for batch in batches:

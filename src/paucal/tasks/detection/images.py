@@ -28,7 +28,7 @@ SIZE_TOLERANCE = 1  # tolerance in pixels, because some annotation programs coun
 
 @dataclass(frozen=True)
 class Boxes:
-    """The N boxes of one image of `size`."""
+    """The N boxes of an image."""
 
     corners: NDArray[np.float32]  # (N, 4), left, top, right and bottom in pixels
     labels: NDArray[np.int64]  # (N,), index of each box's class in the classes of the image set

@@ -69,7 +69,7 @@ class DetectionListener(EpochListener[DetectionSetup]):
 
 
 class StepPlan(NamedTuple):
-    """The length of the rest of a run: 0 steps, and only the seconds after training, if the time is too short."""
+    """The planned length of a run; if the time is too short, 0 steps and only the seconds after training."""
 
     steps: int
     judge_every: int  # number of steps between two evaluations

@@ -1,4 +1,4 @@
-"""Prediction of masks, their scores, which are computed from the pixel counts of each image, and tables of scores."""
+"""Predicts masks, computes scores from the pixel counts of each image, and writes tables of the scores."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence

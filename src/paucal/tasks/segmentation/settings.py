@@ -42,7 +42,7 @@ class HeadSettings:
 
 @dataclass(frozen=True)
 class FineTuningSettings:
-    """How the backbone is fine-tuned."""
+    """Settings of fine-tuning the backbone."""
 
     help_group = "fine-tuning"
     backbone_lr: float = option("factor on the learning rate of the backbone", low=0.0001, high=10)
