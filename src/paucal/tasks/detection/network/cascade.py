@@ -76,8 +76,9 @@ class CascadeHeads(nn.Module):
                 losses |= {f"{name}_{number}": value for name, value in output.losses.items()}
                 classes = torch.where(output.labels > 0, output.labels, likeliest_class(output.logits))
                 refined = head.refine(output.deltas, classes, output.regions, sizes)
+                # Regions that are true boxes are removed, since the next head adds the true boxes itself.
                 proposals = [
-                    boxes[_are_proposals(regions, target["boxes"])]
+                    boxes[box_iou(regions, target["boxes"]).amax(1) < SAME_BOX_IOU] if len(target["boxes"]) else boxes
                     for boxes, regions, target in zip(refined, output.regions, targets, strict=True)
                 ]
             return [], losses
@@ -108,10 +109,3 @@ class CascadeHeads(nn.Module):
 def likeliest_class(logits: Tensor) -> Tensor:
     """Return the likeliest object class, (N,) int64, from (N, K + 1) logits in which the background comes first."""
     return logits[:, 1:].argmax(1) + 1
-
-
-def _are_proposals(regions: Tensor, objects: Tensor) -> Tensor:
-    """Return (N,) bool, False for regions that are true boxes, since the next head adds the true boxes itself."""
-    if not len(objects):
-        return torch.ones(len(regions), dtype=torch.bool, device=regions.device)
-    return box_iou(regions, objects).amax(1) < SAME_BOX_IOU
