@@ -158,11 +158,6 @@ def read_boxes(path: Path) -> tuple[Tree, AnnotationSet]:
     return tree, assign_splits(replace(annotations, notes=tuple(notes)), tree)
 
 
-def open_annotated_images(path: Path) -> ImageSet:
-    """Return the images that the annotation files at a path describe, without labels."""
-    return as_unlabelled_set(*read_boxes(path))
-
-
 def open_tagged_images(path: Path) -> ImageSet | None:
     """Return the images and labels of annotation files that label whole images and have no boxes, if there are any."""
     files = find_annotation_files(path)

@@ -7,11 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from paucal.data.boxes.opening import (
-    find_annotation_files,
-    open_annotated_images,
-    open_tagged_images,
-)
+from paucal.data.boxes.opening import as_unlabelled_set, find_annotation_files, open_tagged_images, read_boxes
 from paucal.data.classes import with_plain_classes
 from paucal.data.images import Hints, ImageSet
 from paucal.data.label_kinds import (
@@ -159,7 +155,7 @@ def _open_one_location(location: str | Path, options: SourceOptions) -> ImageSet
         if options.labelled and (images := _open_tagged_or_refuse(path)) is not None:
             return images
         if path.is_file() and find_annotation_files(path):
-            return open_annotated_images(path)
+            return as_unlabelled_set(*read_boxes(path))
         raise
 
 
