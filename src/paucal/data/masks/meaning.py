@@ -53,7 +53,7 @@ def classes_from_values(masks: UncodedMasks) -> MaskClasses:
     """Return the classes of masks in which each value stands for a class."""
     named_classes, notes = masks.named_classes, list[str]()
     if named_classes is None and masks.kind is None:
-        named_classes, notes = _find_class_names(masks)
+        named_classes = _find_class_names(masks, notes)
     coding = masks.coding or find_coding(masks.stats, masks.kind, masks.ignore, named_classes)
     if masks.coding is not None:
         require_same_coding(coding, masks.stats, masks.ignore)
@@ -84,12 +84,11 @@ def classes_from_files(masks: UncodedMasks, file_classes: Sequence[tuple[str, ..
     )
 
 
-def _find_class_names(masks: UncodedMasks) -> tuple[NamedClasses | None, list[str]]:
-    """Return the classes of the first table in the set that fits the masks (None if no table fits), and notes.
+def _find_class_names(masks: UncodedMasks, notes: list[str]) -> NamedClasses | None:
+    """Return the classes of the first table in the set that fits the masks; None if no table fits.
 
     A table fits if it has a name for every mask value or, without values, for every class.
     """
-    notes: list[str] = []
     for file in _find_class_tables(masks.pairs):
         try:
             class_names = read_class_names(file)
@@ -101,11 +100,12 @@ def _find_class_names(masks: UncodedMasks) -> tuple[NamedClasses | None, list[st
                 stats = masks.stats.as_colours() if coding.kind == "colour" else masks.stats
                 fits = coding.values == class_names.values and set(stats.values) <= {*coding.values, coding.ignore}
             if fits:
-                return class_names, [*notes, f"class names are from {file.name}"]
+                notes.append(f"class names are from {file.name}")
+                return class_names
         except UserError:  # the file is not a table of classes in spite of its name
             pass
         notes.append(f"{file.name} is not used, since its classes do not match these masks")
-    return None, notes
+    return None
 
 
 def _find_class_tables(pairs: ImageMaskPairs) -> list[Path]:
