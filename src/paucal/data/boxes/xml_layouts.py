@@ -205,8 +205,17 @@ def _cvat_images(
     for item, key in zip(items, keys, strict=True):
         if key is None:
             raise missing_image_error(tree, file, item.get("name", ""))
+        height, width = (item.get("height") or "").lstrip("0"), (item.get("width") or "").lstrip("0")
+        size = None
+        if height.isdecimal() and width.isdecimal():
+            if max(len(height), len(width)) > _MAX_DIGITS or int(height) * int(width) > MAX_PIXELS:
+                raise UserError(
+                    f"{shown_path!r} says that {key!r} has {width[:20]} x {height[:20]} pixels, expected at most "
+                    f"{MAX_PIXELS:,} pixels: correct the size."
+                )
+            size = int(height), int(width)
         split = split_in_name(item.get("subset") or "") or part
-        image = AnnotatedImage(key, size=_cvat_size(item, key, shown_path), declared_split=split, source=file)
+        image = AnnotatedImage(key, size=size, declared_split=split, source=file)
         for shape in item:
             if shape.tag != "tag":
                 _add_cvat_shape(image, shape, shown_path, unread)
@@ -214,18 +223,6 @@ def _cvat_images(
                 image.tags.append(name)
         images.append(image)
     return images
-
-
-def _cvat_size(item: ElementTree.Element, key: str, shown_path: str) -> tuple[int, int] | None:
-    height, width = (item.get("height") or "").lstrip("0"), (item.get("width") or "").lstrip("0")
-    if not height.isdecimal() or not width.isdecimal():
-        return None
-    if max(len(height), len(width)) > _MAX_DIGITS or int(height) * int(width) > MAX_PIXELS:
-        raise UserError(
-            f"{shown_path!r} says that {key!r} has {width[:20]} x {height[:20]} pixels, expected at most "
-            f"{MAX_PIXELS:,} pixels: correct the size."
-        )
-    return int(height), int(width)
 
 
 def _add_cvat_shape(image: AnnotatedImage, shape: ElementTree.Element, shown_path: str, unread: Counter[str]) -> None:
