@@ -234,12 +234,14 @@ def test_unfinished_answers__go_on_in_their_own_precision(trained, many, tmp_pat
             else real(model, asked, pictures, console)
         )
 
-    about = writing._prediction_facts
+    journal = writing.Journal
     with monkeypatch.context() as patch:
         patch.setattr(launch, "choose_precision_for_images", measured)
         if older:
             patch.setattr(
-                writing, "_prediction_facts", lambda *a: {k: v for k, v in about(*a).items() if k != "--precision"}
+                writing,
+                "Journal",
+                lambda folder, n, about: journal(folder, n, {k: v for k, v in about.items() if k != "--precision"}),
             )
         interrupted_after(patch, 2)
         assert call(*words) == 130

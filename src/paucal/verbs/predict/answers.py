@@ -2,7 +2,7 @@
 
 import json
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +23,6 @@ from paucal.runner.console import Console
 from paucal.runner.frames import to_pandas
 from paucal.runner.input_images import InputImages
 from paucal.verbs.predict.settings import PredictSettings
-from paucal.writing import csv_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -115,20 +114,12 @@ class Predictions(TableList[Prediction]):
         return pa.table(columns)
 
 
-def csv_lines(rows: Iterable[Prediction], card: ModelCard, top_k: int | None = None) -> Iterator[str]:
-    """Yield a header, then one line per image: path, class, confidence, and a probability per class.
-
-    For a multi-label model, the line has all classes that reach their thresholds, separated by ";", and no confidence.
-    If `top_k` is given, the line has the names and probabilities of the `top_k` most probable classes instead of a
-    probability for every class.
-    """
-    yield csv_text(csv_header(card, top_k))
-    for row in rows:
-        yield csv_text(csv_cells(row, top_k))
-
-
 def csv_header(card: ModelCard, top_k: int | None = None) -> list[str]:
-    """Return the names of the columns of `csv_lines`."""
+    """Return the column names of a CSV table: path, class, confidence, and a probability per class.
+
+    For a multi-label model, a column with all classes that reach their thresholds replaces class and confidence. If
+    `top_k` is given, the columns have the names and probabilities of only the `top_k` most probable classes.
+    """
     first_columns = ["path", "labels"] if card.is_multi_label else ["path", "predicted", "confidence"]
     if top_k is None:
         return [*first_columns, *(f"p_{name}" for name in card.classes)]
@@ -137,7 +128,7 @@ def csv_header(card: ModelCard, top_k: int | None = None) -> list[str]:
 
 
 def csv_cells(row: Prediction, top_k: int | None = None) -> list[str | None]:
-    """Return the values of one line of `csv_lines`."""
+    """Return the CSV row of one image, with the columns of `csv_header`; labels are separated by ";"."""
     first_cells = [row.path, *([row.predicted] if row.thresholds is None else [";".join(row.labels)])]
     first_cells += [f"{row.confidence:.6g}"] if row.thresholds is None else []
     if top_k is None:
@@ -146,7 +137,7 @@ def csv_cells(row: Prediction, top_k: int | None = None) -> list[str | None]:
 
 
 def json_lines(rows: Iterable[Prediction], top_k: int | None = None) -> Iterator[str]:
-    """Yield a JSON list in pieces: for each image an object with the same values as its line in `csv_lines`."""
+    """Yield a JSON list in pieces: an object for each image, with the same values as its CSV row."""
     is_empty = True
     for row in rows:
         names = ("path", "predicted", "confidence") if row.thresholds is None else ("path", "labels")
@@ -212,7 +203,20 @@ def predict_batches(
         advance = stack.enter_context(console.progress("classifying"))
         n_done = start
         for first, batch in _batches(pictures, settings, console, start):
-            yield _run_batch(model, pictures, first, batch, take_features)
+            problems = [str(picture) if isinstance(picture, UnreadableImage) else None for picture in batch]
+            readable = [picture for picture in batch if not isinstance(picture, UnreadableImage)]
+            probabilities, feature_rows = torch.empty(0, len(model.classes)), None
+            if readable and model.classes:
+                probabilities = model.probabilities(readable)
+            elif readable:  # for a backbone without a classifier, `take_features` needs a forward pass
+                probabilities = torch.empty(len(readable), 0)
+                with torch.inference_mode():
+                    model.module(model.prepared(readable))
+            if take_features is not None:
+                feature_rows = take_features() if readable else torch.empty(0, 0)
+            positions = range(first, first + len(batch))
+            names, stamps = map(pictures.name, positions), map(pictures.stamp, positions)
+            yield OutputBatch(list(names), list(stamps), problems, probabilities, feature_rows)
             n_done += len(batch)
             advance(n_done, len(pictures))
 
@@ -231,26 +235,3 @@ def _batches(
             first, batch, n_readable = position + 1, [], 0
     if batch:
         yield first, batch
-
-
-def _run_batch(
-    model: TrainedModel,
-    pictures: InputImages,
-    first: int,
-    batch: list[Image.Image | UnreadableImage],
-    take_features: Callable[[], Tensor] | None,
-) -> OutputBatch:
-    positions = range(first, first + len(batch))
-    problems = [str(picture) if isinstance(picture, UnreadableImage) else None for picture in batch]
-    readable = [picture for picture in batch if not isinstance(picture, UnreadableImage)]
-    shares, features = torch.empty(0, len(model.classes)), None
-    if readable and model.classes:
-        shares = model.probabilities(readable)
-    elif readable:  # for a backbone without a classifier, `take_features` returns the features of this forward pass
-        shares = torch.empty(len(readable), 0)
-        with torch.inference_mode():
-            model.module(model.prepared(readable))
-    if take_features is not None:
-        features = take_features() if readable else torch.empty(0, 0)
-    names, stamps = [pictures.name(index) for index in positions], [pictures.stamp(index) for index in positions]
-    return OutputBatch(names, stamps, problems, shares, features)

@@ -124,7 +124,12 @@ def find_objects(
     run = open_model_folder(Path(source))
     rows = detect_objects(run, paths, settings, console, drawn=folder is not None)
     if folder is not None:
-        write_pictures(rows, folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        width = len(str(len(rows)))
+        for number, row in enumerate(rows, 1):
+            path = folder / f"{number:0{width}d}-{Path(row.path or 'image').stem[:100]}.png"
+            if (picture := row.picture) is not None:
+                write_atomically(path, lambda file, picture=picture: picture.save(file, "PNG"))
     if outputs.format == "json":
         card = read_card(run, DetectorCard)
         keys, sizes = [row.path or "" for row in rows], [row.size for row in rows]
@@ -139,16 +144,6 @@ def object_table_rows(row: Objects) -> list[list[str]]:
         [row.classes[label], f"{score:.4f}", *(f"{value:.1f}" for value in box)]
         for box, score, label in zip(confident.boxes, confident.scores, confident.labels.tolist(), strict=True)
     ]
-
-
-def write_pictures(rows: Sequence[Objects], folder: Path) -> None:
-    """Write the images with drawn objects into a folder, with file names such as `07-STEM.png`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    width = len(str(len(rows)))
-    for number, row in enumerate(rows, 1):
-        path = folder / f"{number:0{width}d}-{Path(row.path or 'image').stem[:100]}.png"
-        if (picture := row.picture) is not None:
-            write_atomically(path, lambda file, picture=picture: picture.save(file, "PNG"))
 
 
 @torch.inference_mode()

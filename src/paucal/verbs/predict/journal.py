@@ -100,7 +100,16 @@ class Journal:
             schema = _SCHEMA.with_metadata({_METADATA_KEY: json.dumps(self._about, sort_keys=True).encode()})
             self._writer = pa.ipc.new_stream(self._file, schema)
             self._stack.append(self._writer)
-        self._writer.write_batch(_record_batch(block))
+        names = [None if name is None else os.fsencode(name) for name in block.names]
+        counts = np.asarray(block.readable, dtype=np.int32)
+        columns = [
+            pa.array(names, pa.binary()),
+            pa.array(block.stamps, pa.string()),
+            pa.array(block.problems, pa.string()),
+            _list_array(block.shares, counts),
+            _list_array(torch.empty(len(block.shares), 0) if block.features is None else block.features, counts),
+        ]
+        self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA))
         self._file.flush()
         self.done += len(block)
 
@@ -142,19 +151,6 @@ class Journal:
             )
 
 
-def _record_batch(block: OutputBatch) -> pa.RecordBatch:
-    names = [None if name is None else os.fsencode(name) for name in block.names]
-    counts = np.asarray(block.readable, dtype=np.int32)
-    columns = [
-        pa.array(names, pa.binary()),
-        pa.array(block.stamps, pa.string()),
-        pa.array(block.problems, pa.string()),
-        _list_array(block.shares, counts),
-        _list_array(torch.empty(len(block.shares), 0) if block.features is None else block.features, counts),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
-
-
 def _list_array(rows: Tensor, counts: np.ndarray) -> pa.ListArray:
     """Return an array with one list per image: the next row of `rows` if the image's count is 1, [] if it is 0."""
     offsets = np.concatenate([[0], np.cumsum(counts * rows.shape[1])]).astype(np.int32)
@@ -178,20 +174,20 @@ def _read_blocks(path: Path) -> Iterator[OutputBatch]:
 
 
 def _parse_block(batch: pa.RecordBatch) -> OutputBatch:
+    """Return the outputs that are stored in `batch`; its lists of numbers become the rows of tensors."""
     names, stamps, problems = (batch.column(name).to_pylist() for name in ("name", "stamp", "problem"))
     count = sum(problem is None for problem in problems)
     names = [None if name is None else os.fsdecode(name) for name in names]
-    shares, features = (_to_tensor(batch.column(name), count) for name in ("shares", "features"))
+    tables = []
+    for name in ("shares", "features"):
+        values = torch.from_numpy(batch.column(name).flatten().to_numpy(zero_copy_only=False).copy())
+        width = len(values) // max(count, 1)
+        if len(values) != width * count:
+            text = "a file of unfinished predictions is damaged"
+            raise UserError(f"{text}: remove the folder that ends in .part to start again.")
+        tables.append(values.reshape(count, width))
+    shares, features = tables
     return OutputBatch(names, stamps, problems, shares, features if features.shape[1] else None)
-
-
-def _to_tensor(column: pa.ListArray, count: int) -> Tensor:
-    values = torch.from_numpy(column.flatten().to_numpy(zero_copy_only=False).copy())
-    width = len(values) // max(count, 1)
-    if len(values) != width * count:
-        text = "a file of unfinished predictions is damaged"
-        raise UserError(f"{text}: remove the folder that ends in .part to start again.")
-    return values.reshape(count, width)
 
 
 def _read_facts(path: Path) -> dict[str, Any] | None:
@@ -232,7 +228,18 @@ class PredictionTable:
             self._write_rows([self.header])
             return self
         if self.folder_in_progress.is_dir():
-            self._require_same()
+            try:
+                stored = parse_json(read_text(self.folder_in_progress / ABOUT_FILE, MAX_ABOUT_BYTES))
+            except (OSError, ValueError):
+                stored = None
+            stored = stored if isinstance(stored, dict) else {}
+            names = [*self.about, *stored]
+            differing = next((name for name in names if stored.get(name) != self.about.get(name)), None)
+            if differing is not None:
+                raise UserError(
+                    f"{str(self.path)!r} has predictions with another {differing}: repeat the same call to continue, "
+                    "or give another --output."
+                )
         else:
             resolve_table(str(self.path))
             self.folder_in_progress.mkdir()
@@ -272,21 +279,6 @@ class PredictionTable:
         self._file.write(text.encode(errors="surrogateescape"))
         self._file.flush()
         os.fsync(self._file.fileno())
-
-    def _require_same(self) -> None:
-        assert self.folder_in_progress is not None
-        try:
-            stored = parse_json(read_text(self.folder_in_progress / ABOUT_FILE, MAX_ABOUT_BYTES))
-        except (OSError, ValueError):
-            stored = {}
-        stored = stored if isinstance(stored, dict) else {}
-        names = [*self.about, *stored]
-        differing = next((name for name in names if stored.get(name) != self.about.get(name)), None)
-        if differing is not None:
-            raise UserError(
-                f"{str(self.path)!r} has predictions with another {differing}: repeat the same call to continue, or "
-                "give another --output."
-            )
 
     def _recover(self) -> None:
         """Find out which frames have predictions, and remove the rows of the last frame, which may be incomplete."""

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,8 @@ class FramePredictor:
         if task_of(run) == DETECTION:
             detector, card, device = load_detector(run, settings.device)
             self.header, self.batch_size, self.device = list(HEADER[1:]), 1, str(device)
-            self.reading = replace(
-                card.preprocessing.decode_options, side=None
-            )  # boxes are in pixels of the original image
+            # Boxes are in pixels of the original image, so frames keep their size.
+            self.reading = replace(card.preprocessing.decode_options, side=None)
             self._predict_frames = lambda images: [
                 object_table_rows(detect_image(detector, card, None, image, device)) for image in images
             ]
@@ -149,7 +148,11 @@ def predict_moving(
             console.say(f"{outputs.output} has predictions already: continuing")
         try:
             if moving.watch is not None:
-                _predict_watched(moving, predictor, table, console)
+                idle_seconds = None if moving.idle is None else parse_duration(moving.idle, "--idle")
+                folder = expand_user_path(moving.watch, "--watch")
+                console.say(f"watching {folder}; press Ctrl-C to stop; repeat the same call to continue")
+                frames = watch_images(folder, set(table.done), idle_seconds, predictor.reading, console)
+                _write_predictions(frames, predictor, table, console)
                 return
             for source in paths:
                 _predict_video(source, interval, predictor, table, settings, console)
@@ -200,16 +203,6 @@ def _check_copy(text: str, paths: Sequence[str], table: str | None) -> None:
     check_file_writable(path, "--annotated")
 
 
-def _predict_watched(
-    moving: MovingSettings, predictor: FramePredictor, table: PredictionTable, console: Console
-) -> None:
-    idle_seconds = None if moving.idle is None else parse_duration(moving.idle, "--idle")
-    folder = expand_user_path(str(moving.watch), "--watch")
-    console.say(f"watching {folder}; press Ctrl-C to stop; repeat the same call to continue")
-    frames = watch_images(folder, set(table.done), idle_seconds, predictor.reading, console)
-    _write_predictions(frames, predictor, table, console)
-
-
 def _predict_video(
     source: str,
     interval: float,
@@ -240,26 +233,19 @@ def _write_predictions(
     at_once: bool = False,
 ) -> None:
     """Predict frames in batches; None among the frames ends a batch. With `at_once`, each frame is its own batch."""
-    count, busy_seconds = 0, 0.0
-    for batch in _batches(frames, 1 if at_once else predictor.batch_size):
-        start_time = time.perf_counter()
-        table.add(predictor.rows(batch))
-        count, busy_seconds = count + len(batch), busy_seconds + time.perf_counter() - start_time
+    count, busy_seconds, batch = 0, 0.0, list[VideoFrame]()
+    batch_size = 1 if at_once else predictor.batch_size
+    for frame in chain(frames, [None]):
+        if frame is not None:
+            batch.append(frame)
+        if batch and (frame is None or len(batch) == batch_size):
+            start_time = time.perf_counter()
+            table.add(predictor.rows(batch))
+            count, busy_seconds = count + len(batch), busy_seconds + time.perf_counter() - start_time
+            batch = []
     if count:
         speed = f"{count / max(busy_seconds, 1e-9):.3g} images/s on {predictor.device}"
         console.say(f"predicted {counted(count, 'image')} in {precise_duration(busy_seconds)} ({speed})")
-
-
-def _batches(frames: Iterable[VideoFrame | None], size: int) -> Iterator[list[VideoFrame]]:
-    batch: list[VideoFrame] = []
-    for frame in frames:
-        if frame is not None:
-            batch.append(frame)
-        if batch and (frame is None or len(batch) == size):
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 def annotate_video(source: str, table: Path, output: Path, console: Console) -> None:

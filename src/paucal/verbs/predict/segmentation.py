@@ -7,7 +7,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from paucal.data.arguments import list_sources, path_text
 from paucal.data.images import ImageSet
@@ -90,22 +89,17 @@ def segment_all(
     output = check_new_folder(str(output), {})
     for source in sources:
         refuse_inside_images(output, {"PATHS": source if SEPARATOR not in source else None})
-    predictions: list[MaskPrediction] = []
+    predictions, coding = list[MaskPrediction](), segmenter.card.coding
     with console.progress("segmenting") as advance:
         for path, picture in read_all(image_sets, segmenter.decode_options, settings.on_bad_image, console):
-            predictions.append(_predict_mask(segmenter, path or "", picture, names[path or ""], output, settings))
+            name, classes = names[path or ""], segmenter.mask(picture, settings.test_scales, settings.mirror)
+            mask = write_mask(output / MASKS, name, classes, coding)
+            overlay = write_png(output / OVERLAYS, name, draw_overlay(picture, classes, class_colours(coding)))
+            counts = np.bincount(classes.ravel(), minlength=len(segmenter.classes))
+            shares = dict(zip(segmenter.classes, (counts / classes.size).tolist(), strict=True))
+            predictions.append(MaskPrediction(path or "", mask, overlay, shares))
             advance(len(predictions), len(names))
     return predictions
-
-
-def _predict_mask(
-    model: SegmentationModel, path: str, picture: Image.Image, name: str, output: Path, settings: PredictSettings
-) -> MaskPrediction:
-    classes = model.mask(picture, settings.test_scales, settings.mirror)
-    mask = write_mask(output / MASKS, name, classes, model.card.coding)
-    overlay = write_png(output / OVERLAYS, name, draw_overlay(picture, classes, class_colours(model.card.coding)))
-    shares = np.bincount(classes.ravel(), minlength=len(model.classes)) / classes.size
-    return MaskPrediction(path, mask, overlay, dict(zip(model.classes, shares.tolist(), strict=True)))
 
 
 def _mask_names(image_sets: Sequence[ImageSet | MemoryImage]) -> dict[str, str]:

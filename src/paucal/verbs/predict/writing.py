@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -26,12 +25,12 @@ from paucal.runner.run_time import precise_duration
 from paucal.runner.sheets import MAX_COLUMNS, MAX_ROWS, SheetStyle, draw_sheet
 from paucal.runner.writable import TableFormat, check_file_writable, resolve_table
 from paucal.types import UserError
-from paucal.verbs.predict.answers import OutputBatch, csv_lines, json_lines, predict_batches
+from paucal.verbs.predict.answers import OutputBatch, csv_cells, csv_header, json_lines, predict_batches
 from paucal.verbs.predict.journal import JOURNAL_SUFFIX, PRECISION, Journal, stored_precision
 from paucal.verbs.predict.launch import open_pictures
 from paucal.verbs.predict.settings import OutputSettings, PredictSettings
 from paucal.wording import counted, escape_controls, percent, shorten
-from paucal.writing import write_atomically
+from paucal.writing import csv_text, write_atomically
 
 # Function that returns a new iterator over all blocks, which are in memory or on disk.
 Blocks = Callable[[], Iterator[OutputBatch]]
@@ -76,20 +75,7 @@ def predict_to_files(
         blocks = list(_predict_and_report(model, pictures, settings, console, with_features))
         write_all(lambda: iter(blocks), model.card, pictures, targets, console)
         return format_predictions(blocks, model.card, targets)
-    facts = _prediction_facts(source, settings, with_features)
-    with Journal(journal_folder, len(model.classes), facts) as journal:
-        _predict_missing(journal, model, pictures, settings, console, with_features)
-        write_all(journal.blocks, model.card, pictures, targets, console)
-        pieces: list[str] = []
-        if targets.output is None and model.classes:
-            pieces = list(format_predictions(journal.blocks(), model.card, targets))
-        journal.remove()
-    return iter(pieces)
-
-
-def _prediction_facts(source: str, settings: PredictSettings, with_features: bool) -> dict[str, Any]:
-    """Return the values that determine the exact predictions: the model's digest, and settings by flag."""
-    return {
+    about = {  # the values that determine the exact predictions
         "model": model_digest(source),
         "--mirror": settings.mirror,
         "--batch-size": settings.batch_size,
@@ -97,6 +83,14 @@ def _prediction_facts(source: str, settings: PredictSettings, with_features: boo
         PRECISION: settings.precision,
         "--features": with_features,
     }
+    with Journal(journal_folder, len(model.classes), about) as journal:
+        _predict_missing(journal, model, pictures, settings, console, with_features)
+        write_all(journal.blocks, model.card, pictures, targets, console)
+        pieces: list[str] = []
+        if targets.output is None and model.classes:
+            pieces = list(format_predictions(journal.blocks(), model.card, targets))
+        journal.remove()
+    return iter(pieces)
 
 
 def _predict_missing(
@@ -164,7 +158,12 @@ def check_output_files(outputs: OutputSettings, sources: Iterable[str]) -> Targe
 def format_predictions(blocks: Iterable[OutputBatch], card: ModelCard, targets: Targets) -> Iterator[str]:
     """Yield the predictions as CSV or JSON, piece by piece."""
     rows = (row for block in blocks for row in block.predictions(card))
-    return json_lines(rows, targets.top_k) if targets.form == "json" else csv_lines(rows, card, targets.top_k)
+    if targets.form == "json":
+        yield from json_lines(rows, targets.top_k)
+        return
+    yield csv_text(csv_header(card, targets.top_k))
+    for row in rows:
+        yield csv_text(csv_cells(row, targets.top_k))
 
 
 def write_all(blocks: Blocks, card: ModelCard, pictures: InputImages, targets: Targets, console: Console) -> None:
@@ -239,7 +238,14 @@ def sheet_rows(blocks: Iterable[OutputBatch], card: ModelCard) -> list[Row]:
             members.setdefault(label, []).append((positions[numbers], probabilities))
     rows = {label: [np.concatenate(part) for part in zip(*parts, strict=True)] for label, parts in members.items()}
     order = sorted(rows, key=lambda label: (label < 0, -len(rows[label][0]), label))
-    return [_sheet_row(NO_CLASS if label < 0 else card.classes[label], *rows[label]) for label in order]
+    sheet = []
+    for label in order:
+        positions, probabilities = rows[label]
+        ranked = np.argsort(-probabilities, kind="stable")
+        spaced = ranked[np.linspace(0, len(ranked) - 1, min(MAX_COLUMNS, len(ranked))).round().astype(int)]
+        shown = [(int(positions[index]), float(probabilities[index])) for index in spaced]
+        sheet.append((NO_CLASS if label < 0 else card.classes[label], len(ranked), shown))
+    return sheet
 
 
 def _draw_sheet(rows: list[Row], pictures: InputImages, advance: Callable[[int, int], None]) -> Image.Image:
@@ -272,9 +278,3 @@ def _rows_by_class(probabilities: NDArray[np.float32], card: ModelCard) -> dict[
     members = {int(label): np.flatnonzero(is_predicted[:, label]) for label in np.flatnonzero(is_predicted.any(0))}
     unpredicted = np.flatnonzero(~is_predicted.any(1))
     return members | ({-1: unpredicted} if len(unpredicted) else {})
-
-
-def _sheet_row(name: str, positions: NDArray[np.int64], shares: NDArray[np.float32]) -> Row:
-    order = np.argsort(-shares, kind="stable")
-    spaced = order[np.linspace(0, len(order) - 1, min(MAX_COLUMNS, len(order))).round().astype(int)]
-    return name, len(order), [(int(positions[index]), float(shares[index])) for index in spaced]
