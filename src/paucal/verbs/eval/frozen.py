@@ -12,7 +12,6 @@ from torch import Tensor
 
 from paucal.data.channels.pixel_format import bit_depth_notes
 from paucal.data.dataset import SampleKey, ViewDataset
-from paucal.data.decode import DecodeOptions
 from paucal.data.decoded.cache_folder import features_folder
 from paucal.data.loader import inference_batch_size
 from paucal.evaluation.plots import save_figure
@@ -94,9 +93,8 @@ def evaluate_frozen(
     rows: list[table.ProtocolRow] = []
     set_descriptions: list[dict[str, Any]] = []
     pictured_data: EvaluationData | None = None
-    for opened_data in _open_sets(data, run, settings, console, _common_reading(subjects)):
-        images = _leave_out_seen(opened_data, model, console)
-        remarks_on_seen = _report_seen(images, names, console)
+    for opened_data in _open_sets(data, run, subjects, settings, console):
+        images, remarks_on_seen = _leave_out_seen(opened_data, names, console)
         # Some sets of the suite have several classes per image, which some protocols do not support.
         applied: list[Protocol] = [
             name for name in protocols if SUITE not in data or images.labels.ndim == 1 or name in MULTI_LABEL
@@ -175,23 +173,24 @@ def _protocol_options(settings: EvalSettings, first: FrozenBackbone) -> Protocol
     )
 
 
-def _common_reading(subjects: Sequence[FrozenBackbone]) -> DecodeOptions:
-    """Return the decoding options of the images for all models: the resolution fits the model with the largest input.
+def _open_sets(
+    data: Sequence[str],
+    run: RunFolder | None,
+    subjects: Sequence[FrozenBackbone],
+    settings: EvalSettings,
+    console: Console,
+) -> Iterator[EvaluationData]:
+    """Open the data sets one by one; a missing data set of the suite is skipped with a note.
 
-    Pixel values of more than 8 bits are converted as for the first model.
+    The resolution fits the model with the largest input. Pixel values of more than 8 bits are converted as for the
+    first model.
     """
     inputs = [subject.preprocessing for subject in subjects]
     if len({preprocessing.channels for preprocessing in inputs}) > 1:
         channels = ", ".join(f"{subject.name} {subject.preprocessing.channels}" for subject in subjects)
         raise UserError(f"the models read different numbers of channels ({channels}): use separate calls.")
     largest_side = max(max(preprocessing.image_size) for preprocessing in inputs)
-    return decode_options_for_size([largest_side], inputs[0].decode_options)
-
-
-def _open_sets(
-    data: Sequence[str], run: RunFolder | None, settings: EvalSettings, console: Console, reading: DecodeOptions
-) -> Iterator[EvaluationData]:
-    """Open the data sets one by one; a missing data set of the suite is skipped with a note."""
+    reading = decode_options_for_size([largest_side], inputs[0].decode_options)
     named_sets = [target for target in data if target != SUITE]
     for target in ([*TABLE9, *named_sets] if SUITE in data else named_sets) or [None]:
         try:
@@ -208,32 +207,31 @@ def _open_sets(
         yield opened_data
 
 
-def _leave_out_seen(data: EvaluationData, model: str, console: Console) -> EvaluationData:
-    run = find_run(model) or find_run_of_init(model)
-    if run is None:
-        return data
-    seen_labels = seen_with_labels(list_seen_images(run), Identities(data.images, streamed=True))
-    test_indices = data.split_positions["test"]
-    unseen = test_indices[~seen_labels[test_indices]]
-    if not len(unseen):
-        require_unseen(model, run, data.images, test_indices)
-    elif len(unseen) < len(test_indices):
-        console.say(
-            f"note: left out {len(test_indices) - len(unseen)} of the {len(test_indices)} test images of {data.name}, "
-            f"which {model}, or a run it started from, used for training or selection; {len(unseen)} remain"
-        )
-    return replace(data, split_positions={**data.split_positions, "test": unseen})
+def _leave_out_seen(
+    data: EvaluationData, models: Sequence[str], console: Console
+) -> tuple[EvaluationData, dict[str, list[str]]]:
+    """Leave out the test images whose labels the first model has seen; refuse other models that saw their labels.
 
-
-def _report_seen(data: EvaluationData, models: Sequence[str], console: Console) -> dict[str, list[str]]:
-    """Print and return, by model, how many test images it was pre-trained on; refuse a model that saw their labels."""
-    runs, test = {name: find_run(name) or find_run_of_init(name) for name in models}, data.split_positions["test"]
+    Print and return, by model, how many of the remaining images were used for pre-training without labels.
+    """
+    runs, model = {name: find_run(name) or find_run_of_init(name) for name in models}, models[0]
+    test = data.split_positions["test"]
+    if (run := runs[model]) is not None:
+        unseen = test[~seen_with_labels(list_seen_images(run), Identities(data.images, streamed=True))[test]]
+        if not len(unseen):
+            require_unseen(model, run, data.images, test)
+        elif len(unseen) < len(test):
+            console.say(
+                f"note: left out {len(test) - len(unseen)} of the {len(test)} test images of {data.name}, which "
+                f"{model}, or a run it started from, used for training or selection; {len(unseen)} remain"
+            )
+        data, test = replace(data, split_positions={**data.split_positions, "test": unseen}), unseen
     for name, run in runs.items():
         require_unseen(name, run, data.images, test)
     sentences = {name: seen_unlabelled(run, data.images, test) for name, run in runs.items()}
     for text in dict.fromkeys(text for texts in sentences.values() for text in texts):
         console.say(text)
-    return sentences
+    return data, sentences
 
 
 def _describe_evaluation(

@@ -77,7 +77,13 @@ def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: st
         text = f"{target} has only images of {run.path} ({counts})"
         chosen = _require_images(chosen, f"{text}: choose another split with --part, or give other images.")
         return replace(chosen, notes=(f"{text}: evaluated on the {run_part} images",))
-    candidates = _declared_positions(images, part, target)
+    # Without --part, the images that DATA declares as held out are used, or else all images.
+    declared, held_out = np.asarray(images.declared_splits, dtype="<U6"), held_out_part(images.declared_splits)
+    declared_part = held_out if part in (None, TEST) else part
+    if part is not None and not (declared == (declared_part or TEST)).any():
+        existing = ", ".join(sorted(set(images.declared_splits) - {""})) or "no splits"
+        raise UserError(f"--part {part}: {target} has {existing}: remove --part, or give an existing split.")
+    candidates = np.flatnonzero(declared == declared_part) if declared_part else np.arange(len(images))
     is_seen = seen_with_labels(history, identities)
     notes = tuple(_seen_notes(run, history, identities, candidates, is_seen))
     return _require_images(
@@ -111,19 +117,6 @@ def is_data_of_run(run: RunFolder, target: str, settings: LabelledDataSettings) 
     run_settings, pinned = run.settings, with_absolute_data_paths(replace(settings, data=target))
     has_same_opening = all(getattr(pinned, name) in (None, run_settings.get(name)) for name in OPENING_SETTINGS)
     return run_settings.get("data") == pinned.data and has_same_opening
-
-
-def _declared_positions(images: ImageSet, part: str | None, target: str) -> NDArray[np.int64]:
-    """Return the positions of the images whose declared split is `part`; "test" means the declared held-out images.
-
-    If `part` is None, return the held-out images or, if no images are declared as such, all images.
-    """
-    declared, held_out = np.asarray(images.declared_splits, dtype="<U6"), held_out_part(images.declared_splits)
-    declared_part = held_out if part in (None, TEST) else part
-    if part is not None and not (declared == (declared_part or TEST)).any():
-        existing = ", ".join(sorted(set(images.declared_splits) - {""})) or "no splits"
-        raise UserError(f"--part {part}: {target} has {existing}: remove --part, or give an existing split.")
-    return np.flatnonzero(declared == declared_part) if declared_part else np.arange(len(images))
 
 
 def _seen_notes(
@@ -247,10 +240,18 @@ def table_folder(model: str, settings: EvalSettings) -> Path:
 
 
 def report_folder(run: RunFolder, target: str | None, data: Sequence[str], settings: EvalSettings) -> Path:
-    """Return the folder for the report on `target`, one of the sets `data`, or on the run's images if it is None."""
+    """Return the folder for the report on `target`, one of the sets `data`, or on the run's images if it is None.
+
+    The name of the folder differs from those of the splits and of the other sets.
+    """
     name = TEST
     if target is not None:
-        name = _folder_name(target, data) + (f"-{settings.part}" if settings.part else "")
+        path = Path(os.path.realpath(target))
+        other_paths = {Path(os.path.realpath(other)) for other in data} - {path}
+        used_names = {*PARTS, *(name for other in other_paths for name in _possible_names(other))}
+        names = _possible_names(path)
+        name = next((name for name in names if name not in used_names), names[-1])
+        name += f"-{settings.part}" if settings.part else ""
     elif settings.part:
         name = settings.part
     if settings.scales or settings.mirror:  # kept apart from the run's own results
@@ -259,15 +260,6 @@ def report_folder(run: RunFolder, target: str | None, data: Sequence[str], setti
         return run.evaluation(name)
     output = expand_user_path(settings.output)
     return output / name if len(data) > 1 else output
-
-
-def _folder_name(target: str, targets: Sequence[str]) -> str:
-    """Return a name for the folder of the results on `target` that no split and no other target uses."""
-    path = Path(os.path.realpath(target))
-    other_paths = {Path(os.path.realpath(other)) for other in targets} - {path}
-    used_names = {*PARTS, *(name for other in other_paths for name in _possible_names(other))}
-    names = _possible_names(path)
-    return next((name for name in names if name not in used_names), names[-1])
 
 
 def _possible_names(path: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """`paucal.evaluate`: evaluate a trained model on labelled images, or a frozen backbone with published protocols."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,25 @@ class Evaluation:
     @property
     def findings(self) -> list[Finding]:
         """Every score that the command line prints, in the same order; `pandas.DataFrame` accepts this list."""
-        return [Finding(data, *line, model, s.value, s.low, s.high) for data, line, model, s in self._all_scores()]
+        findings: list[Finding] = []
+
+        def add(data: str, line: tuple[str, str, str], model: str, score: Score) -> None:
+            findings.append(Finding(data, *line, model, score.value, score.low, score.high))
+
+        for evaluated in self.classification:
+            for name, score in evaluated.report.scores.items():
+                add(evaluated.data, ("classification", "", name), self.model, score)
+            if evaluated.real is not None:
+                add(evaluated.data, ("classification", "real labels", "top1"), self.model, evaluated.real.top1)
+        for row in [row for row in self.frozen.rows if row.line.headline] if self.frozen else []:
+            for model, score in row.scores.items():
+                add(row.data, (row.line.protocol, row.line.setting, row.line.score), model, score)
+        task_sets = {"detection": self.detection, "regression": self.regression, "segmentation": self.segmentation}
+        for task, sets in task_sets.items():
+            for evaluated in sets:
+                for name, score in evaluated.scores.items():
+                    add(evaluated.data, (task, "", name), self.model, score)
+        return findings
 
     def score(self, protocol: str = "classification", data: str | None = None) -> Score:
         """Return the model's first printed score for a protocol, with its interval.
@@ -103,22 +121,6 @@ class Evaluation:
         for scored in (*self.detection, *self.segmentation, *self.regression):
             return dict(scored.metrics)
         return self.classification[0].report.values if self.classification else {}
-
-    def _all_scores(self) -> Iterator[tuple[str, tuple[str, str, str], str, Score]]:
-        """Yield the data set, (protocol, setting, score name), model, and value with interval of each score."""
-        for evaluated in self.classification:
-            for name, score in evaluated.report.scores.items():
-                yield evaluated.data, ("classification", "", name), self.model, score
-            if evaluated.real is not None:
-                yield evaluated.data, ("classification", "real labels", "top1"), self.model, evaluated.real.top1
-        for row in [row for row in self.frozen.rows if row.line.headline] if self.frozen else []:
-            for model, score in row.scores.items():
-                yield row.data, (row.line.protocol, row.line.setting, row.line.score), model, score
-        task_sets = {"detection": self.detection, "regression": self.regression, "segmentation": self.segmentation}
-        for task, sets in task_sets.items():
-            for evaluated in sets:
-                for name, score in evaluated.scores.items():
-                    yield evaluated.data, (task, "", name), self.model, score
 
 
 @with_settings_signature(EvalSettings)
