@@ -181,10 +181,9 @@ def _keep_best(
         return limits.excess(_time_again(candidate, candidate.comparison, limits, settings)) <= 1
 
     for candidate in sorted(filter(fits, files), key=lambda candidate: candidate.quality, reverse=True):
-        comparison, image_text = _evaluate_file(candidate, subject, settings)
+        comparison, scores = _evaluate_file(candidate, subject, settings)
         comparison = _time_again(candidate, comparison, limits, settings)
         if limits.excess(comparison) <= 1:
-            scores = _describe_scores(comparison, subject, image_text)
             subject.console.say(f"kept {candidate.title}, {describe_file(comparison)} on one thread; {scores}")
             return candidate, comparison
         subject.console.say(
@@ -270,7 +269,7 @@ def _list_files(subject: Subject, formats: Sequence[str], settings: ExportSettin
 
 
 def _evaluate_file(candidate: Candidate, subject: Subject, settings: ExportSettings) -> tuple[Comparison, str]:
-    """Compare a file with the run's model on test images; return the comparison and a description of the images."""
+    """Compare a file with the run's model on test images; return the comparison and its scores as text."""
     test_images = graphs.open_comparison_images(settings.data, settings.images, subject)
     student, with_preprocessing = None, graphs.includes_preprocessing(candidate.format, settings)
     if candidate.subject is not subject:
@@ -279,7 +278,17 @@ def _evaluate_file(candidate: Candidate, subject: Subject, settings: ExportSetti
     with one_thread(), subject.console.progress(f"evaluating {candidate.name}") as advance:
         arguments = test_images.images, test_images.labels, advance, student, process_time
         comparison = compare_all(subject, candidate.network(), with_preprocessing, *arguments)
-    return replace(comparison, size=candidate.comparison.size), test_images.description
+    comparison = replace(comparison, size=candidate.comparison.size)
+    image_text = f"{comparison.images} {test_images.description}"
+    if comparison.accuracy is None or subject.unit != "images":
+        agreement = percent(comparison.agreement)
+        return comparison, f"{agreement} of its predictions on {image_text} equal those of the run's model"
+    original, exported = (wilson_share(accuracy, comparison.images) for accuracy in comparison.accuracy)
+    file_text, model_text = (
+        f"{percent(interval.value)} ({percent(interval.ends[0])} to {percent(interval.ends[1])})"
+        for interval in (exported, original)
+    )
+    return comparison, f"accuracy on {image_text}: {file_text}; the run's model: {model_text}"
 
 
 def _time_again(candidate: Candidate, comparison: Comparison, limits: Limits, settings: ExportSettings) -> Comparison:
@@ -300,20 +309,6 @@ def _time_again(candidate: Candidate, comparison: Comparison, limits: Limits, se
         original, exported = comparison.milliseconds
         comparison = replace(comparison, milliseconds=(original, min(exported, new_timing.milliseconds[1])))
     return comparison
-
-
-def _describe_scores(comparison: Comparison, subject: Subject, image_text: str) -> str:
-    if comparison.accuracy is None or subject.unit != "images":
-        return (
-            f"{percent(comparison.agreement)} of its predictions on {comparison.images} {image_text} equal those of "
-            "the run's model"
-        )
-    original, exported = (wilson_share(accuracy, comparison.images) for accuracy in comparison.accuracy)
-    file_text, model_text = (
-        f"{percent(interval.value)} ({percent(interval.ends[0])} to {percent(interval.ends[1])})"
-        for interval in (exported, original)
-    )
-    return f"accuracy on {comparison.images} {image_text}: {file_text}; the run's model: {model_text}"
 
 
 @contextmanager

@@ -1,10 +1,7 @@
 """Export a model's graph: write a file per format, and keep the files whose outputs on images match the model's."""
 
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -55,16 +52,6 @@ def includes_preprocessing(name: str, settings: ExportSettings) -> bool:
 def file_name(name: str, int8: bool) -> str:
     """Return the name of a format's main file or, if `int8`, of its 8-bit file."""
     return f"model{'.int8' if int8 else ''}{GRAPHS[name].suffix}"
-
-
-@contextmanager
-def staging_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder, and move its files to `folder` if the block ends without an error."""
-    with tempfile.TemporaryDirectory(prefix="paucal-export-") as staging:
-        yield Path(staging)
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in Path(staging).iterdir():
-            shutil.move(path, folder / path.name)
 
 
 @dataclass(frozen=True, eq=False)

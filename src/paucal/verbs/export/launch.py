@@ -22,7 +22,7 @@ from paucal.export.timm_folder import (
     with_temperature_in_weights,
     write_timm_folder,
 )
-from paucal.models.trained import TrainedModel, read_card
+from paucal.models.trained import read_card
 from paucal.models.weights.local import licence_of
 from paucal.reading import expand_user_path
 from paucal.report.detection import write_detection_report
@@ -40,7 +40,7 @@ from paucal.settings.values import settings_from_keywords, with_settings_signatu
 from paucal.types import UserError
 from paucal.verbs.explain.writing import choose_output_folder
 from paucal.verbs.export.fitting import STUDENT_FOLDER, Limits, find_best_file, formats_to_fit, parse_limits
-from paucal.verbs.export.graphs import GraphWriter, file_name, staging_folder
+from paucal.verbs.export.graphs import GraphWriter, file_name
 from paucal.verbs.export.settings import ExportSettings
 from paucal.verbs.export.subjects import ExportableClassifier, ExportableDetector, Subject, open_exportable_model
 from paucal.writing import write_text
@@ -167,13 +167,15 @@ def _write_graphs(
         writer.open([name for name, int8 in graphs if not int8])
     for name, int8 in graphs:
         try:
-            with staging_folder(output) as staging:
-                comparison = writer.write(name, int8, staging)
-                files = sorted(path.name for path in staging.iterdir())
+            # The files are moved to the output folder only if they can be written and agree with the model.
+            with TemporaryDirectory(prefix="paucal-export-") as staging:
+                comparison = writer.write(name, int8, Path(staging))
+                output.mkdir(parents=True, exist_ok=True)
+                files = sorted(Path(staging).iterdir())
+                paths += [Path(shutil.move(file, output / file.name)) for file in files]
         except UserError as problem:
             refusals.append(str(problem))
             continue
-        paths += [output / file for file in files]
         if comparison is not None:
             comparisons[file_name(name, int8)] = comparison
     return paths, comparisons, refusals
@@ -208,8 +210,7 @@ def _choose_formats(settings: ExportSettings, subject: Subject) -> Sequence[str]
             "--mirror adds the average over mirrored images to an exported graph, but "
             f"--format {min(weights)} only stores weights: remove --mirror or --format {min(weights)}."
         )
-    _check_settings(formats, settings)
-    _check_subject(formats, settings, subject)
+    _check_formats(formats, settings, subject)
     for name in formats:
         if name in GRAPHS:
             GRAPHS[name].require_installed(name)
@@ -220,7 +221,8 @@ def _fixed_size_formats(formats: Sequence[str]) -> list[str]:
     return [name for name in formats if name in GRAPHS and GRAPHS[name].pixels is False]
 
 
-def _check_settings(formats: Sequence[str], settings: ExportSettings) -> None:
+def _check_formats(formats: Sequence[str], settings: ExportSettings, subject: Subject) -> None:
+    """Refuse settings and formats that contradict each other, or that are not supported for this model."""
     if settings.int8 and not any(name in GRAPHS and GRAPHS[name].quantise for name in formats):
         int8_formats = [name for name, entry in GRAPHS.items() if entry.quantise]
         raise UserError(f"--int8 needs a format that supports 8-bit files: give --format {' or '.join(int8_formats)}.")
@@ -233,9 +235,6 @@ def _check_settings(formats: Sequence[str], settings: ExportSettings) -> None:
         raise UserError("--int8 and --with-preprocessing cannot be combined: remove one of these options.")
     if "hub" not in formats and (settings.push or settings.data_licence):
         raise UserError("--push and --data-licence are for the Hugging Face hub: add --format hub.")
-
-
-def _check_subject(formats: Sequence[str], settings: ExportSettings, subject: Subject) -> None:
     if isinstance(subject, ExportableDetector) and settings.int8:
         raise UserError("--int8 is for classifiers and segmenters, but this model is a detector: remove --int8.")
     if isinstance(subject, ExportableDetector) and (fixed_size := _fixed_size_formats(formats)):
@@ -282,10 +281,20 @@ def _write_record(output: Path, comparisons: Mapping[str, Comparison], **extra_f
 def write_timm_files(path: Path, subject: ExportableClassifier, settings: ExportSettings, for_hub: bool) -> list[Path]:
     """Write the files of `--format hub`, or of `--format safetensors` if not `for_hub`, and return their paths."""
     path.mkdir(parents=True, exist_ok=True)
-    network, card = subject.network, subject.card
+    run, network, card = subject.run, subject.network, subject.card
     if for_hub:
         network, card = with_temperature_in_weights(network, card)
-    page = _model_page(subject.run, replace(subject.model, card=card), settings, for_hub)
+    summary = run.read_json("summary.json") if run.finished else {}
+    weights_source = run.read_json("init.json").get("source") if (run.path / "init.json").is_file() else None
+    metrics_file = run.evaluation("test") / "metrics.json"
+    metrics_name = str(metrics_file.relative_to(run.path))
+    report = read_report(run.read_json(metrics_name)) if metrics_file.is_file() else None
+    licence, hub = licence_of_initial_weights(run), None
+    if for_hub:
+        data = Path(str(summary.get("data", "images"))).name  # omits the folder names of this machine
+        summary |= {"data": data}
+        hub = HubFacts(None if licence == NO_INITIAL_WEIGHTS else licence, data, settings.data_licence, report)
+    page = model_page(card, str(weights_source or "random weights"), licence, summary, report, hub)
     return write_timm_folder(path, network, card, page)
 
 
@@ -304,18 +313,3 @@ def licence_of_initial_weights(run: RunFolder) -> str | None:
         if init in PUBLISHED_WEIGHTS:
             return licence_of(read_card(ancestor).backbone.name)
     return None
-
-
-def _model_page(run: RunFolder, model: TrainedModel, settings: ExportSettings, for_hub: bool) -> str:
-    summary = run.read_json("summary.json") if run.finished else {}
-    weights_source = run.read_json("init.json").get("source") if (run.path / "init.json").is_file() else None
-    metrics_file = run.evaluation("test") / "metrics.json"
-    metrics_name = str(metrics_file.relative_to(run.path))
-    report = read_report(run.read_json(metrics_name)) if metrics_file.is_file() else None
-    licence = licence_of_initial_weights(run)
-    hub = None
-    if for_hub:
-        data = Path(str(summary.get("data", "images"))).name  # omits the folder names of this machine
-        summary |= {"data": data}
-        hub = HubFacts(None if licence == NO_INITIAL_WEIGHTS else licence, data, settings.data_licence, report)
-    return model_page(model.card, str(weights_source or "random weights"), licence, summary, report, hub)
