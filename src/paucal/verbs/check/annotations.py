@@ -184,8 +184,13 @@ def open_with_boxes(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] |
         other_kinds = findings_on_other_label_kinds(path, "detect") if settings.verb is None else []
     except UserError as problem:
         boxed, refusal = as_unlabelled_set(tree, annotations), [_refusal_finding(problem)]
-    counts, findings = _class_findings(annotations.images, len(boxed)), _box_findings(annotations.images, boxed.keys)
-    return boxed, [*counts, *refusal, *findings, *other_kinds]
+    counts = _count_training_boxes(annotations.images)
+    text = f"{counted(len(boxed), 'image')} with {counted(counts.total(), 'box', 'boxes')} of "
+    text += f"{counted(len(counts), 'class', 'classes')}: this is data for paucal detect"
+    counts_text = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(MAX_CLASSES_NAMED))
+    counts_text += f", and {len(counts) - MAX_CLASSES_NAMED} more" if len(counts) > MAX_CLASSES_NAMED else ""
+    notes = [Finding(BOXES, "note", text), Finding("boxes-per-class", "note", f"boxes: {counts_text}")]
+    return boxed, [*notes, *refusal, *_box_findings(annotations.images, boxed.keys), *other_kinds]
 
 
 def findings_on_other_label_kinds(path: Path, verb: str) -> list[Finding]:
@@ -213,27 +218,33 @@ def _box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) ->
     indices = [index_of[annotated.key] for annotated in readable]
     empty = [np.asarray((side < MIN_BOX_SIDE).any(axis=1)) for side in sides]
     tiny = [np.asarray((side < TINY_BOX_SIDE).any(axis=1) & (side >= MIN_BOX_SIDE).all(axis=1)) for side in sides]
-    outside, repeated = (list(map(mark, readable, corners)) for mark in (_is_outside, _is_repeated))
-    without_boxes = [index for index, boxes in zip(indices, corners, strict=True) if not len(boxes)]
+    outside, repeated = [], list(map(_is_repeated, readable, corners))
+    for annotated, boxes in zip(readable, corners, strict=True):
+        height, width = annotated.size or (np.inf, np.inf)  # of unknown size: only boxes left of or above the image
+        is_outside = (boxes[:, 0] >= width) | (boxes[:, 1] >= height) | (boxes[:, 2] <= 0) | (boxes[:, 3] <= 0)
+        outside.append(is_outside)
+    findings = _size_findings(sides)
+    rare_classes = [f"{name} {n}" for name, n in _count_training_boxes(readable).items() if n < MIN_BOXES]
+    if rare_classes:
+        names = ", ".join(rare_classes[:MAX_CLASSES_NAMED])
+        text = f"{counted(len(rare_classes), 'class', 'classes')} with fewer than {MIN_BOXES} boxes: {names}"
+        findings.append(Finding("scarce-classes", "warning", text, "label more of these classes, or merge classes"))
     under_side = f"under {TINY_BOX_SIDE:g} pixels"
-    return [
-        *_size_findings(sides),
-        *_rare_class_findings(readable),
+    findings += [
         *_marked_finding(indices, empty, "empty-boxes", "without an area", "draw them again"),
         *_marked_finding(indices, outside, "outside-boxes", "outside of their image", SWAPPED_ADVICE),
         *_marked_finding(indices, tiny, "tiny-boxes", under_side, TINY_ADVICE),
         *_marked_finding(indices, repeated, "repeated-boxes", "drawn twice on one object", REPEATED_ADVICE),
-        *_images_without_boxes(without_boxes, len(readable)),
     ]
-
-
-def _class_findings(annotated: Sequence[AnnotatedImage], n_images: int) -> list[Finding]:
-    counts = _count_training_boxes(annotated)
-    text = f"{counted(n_images, 'image')} with {counted(counts.total(), 'box', 'boxes')} of "
-    text += f"{counted(len(counts), 'class', 'classes')}: this is data for paucal detect"
-    counts_text = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(MAX_CLASSES_NAMED))
-    omitted = f", and {len(counts) - MAX_CLASSES_NAMED} more" if len(counts) > MAX_CLASSES_NAMED else ""
-    return [Finding(BOXES, "note", text), Finding("boxes-per-class", "note", f"boxes: {counts_text}{omitted}")]
+    without_boxes = [index for index, boxes in zip(indices, corners, strict=True) if not len(boxes)]
+    if without_boxes:
+        level, advice = "note", ""
+        if len(without_boxes) > MAX_EMPTY_SHARE * len(readable):
+            level, advice = "warning", "check whether all these images were annotated, and remove images that were not"
+        text = f"{counted(len(without_boxes), 'image')} of {len(readable)} without a box: they are used as negatives"
+        groups = tuple((index,) for index in without_boxes)
+        findings.append(Finding("images-without-boxes", level, text, advice, groups))
+    return findings
 
 
 def _count_training_boxes(annotated: Sequence[AnnotatedImage]) -> Counter[str]:
@@ -255,16 +266,6 @@ def _size_findings(sides: Sequence[np.ndarray]) -> list[Finding]:
     return [Finding("box-sizes", "note", text + half_text)]
 
 
-def _rare_class_findings(annotated: Sequence[AnnotatedImage]) -> list[Finding]:
-    counts = _count_training_boxes(annotated)
-    rare_classes = [f"{name} {count}" for name, count in counts.items() if count < MIN_BOXES]
-    if not rare_classes:
-        return []
-    names = ", ".join(rare_classes[:MAX_CLASSES_NAMED])
-    text = f"{counted(len(rare_classes), 'class', 'classes')} with fewer than {MIN_BOXES} boxes: {names}"
-    return [Finding("scarce-classes", "warning", text, "label more of these classes, or merge classes")]
-
-
 def _marked_finding(
     indices: Sequence[int], marks: Sequence[np.ndarray], name: str, description: str, advice: str
 ) -> list[Finding]:
@@ -278,12 +279,6 @@ def _marked_finding(
     return [Finding(name, level, text, advice, groups)]
 
 
-def _is_outside(image: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
-    """Return a mask of the boxes entirely outside the image; if its size is unknown, only boxes left of or above it."""
-    height, width = image.size or (np.inf, np.inf)
-    return (boxes[:, 0] >= width) | (boxes[:, 1] >= height) | (boxes[:, 2] <= 0) | (boxes[:, 3] <= 0)
-
-
 def _is_repeated(image: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
     """Return a mask of the boxes that equal an earlier box of the same class after rounding to whole pixels."""
     earlier_boxes: set[tuple[object, ...]] = set()
@@ -293,16 +288,6 @@ def _is_repeated(image: AnnotatedImage, boxes: np.ndarray) -> np.ndarray:
         marks[index] = entry in earlier_boxes
         earlier_boxes.add(entry)
     return marks
-
-
-def _images_without_boxes(indices: Sequence[int], total: int) -> list[Finding]:
-    if not indices:
-        return []
-    level, advice = "note", ""
-    if len(indices) > MAX_EMPTY_SHARE * total:
-        level, advice = "warning", "check whether all these images were annotated, and remove images that were not"
-    text = f"{counted(len(indices), 'image')} of {total} without a box: they are used as negatives"
-    return [Finding("images-without-boxes", level, text, advice, tuple((index,) for index in indices))]
 
 
 def _refusal_finding(problem: UserError) -> Finding:

@@ -111,7 +111,7 @@ def describe_set(checked: CheckedSet, survey: Survey) -> dict[str, Any]:
 
 def print_result(result: CheckResult, console: Console) -> None:
     """Print the result of a check on the terminal."""
-    facts = result.facts
+    facts, keys = result.facts, result.checked.images.keys
     counts = f"{counted(facts['images'], 'image')}, {counted(facts['classes'], 'class', 'classes')}"
     console.say(f"{facts['name']}: {counts}")
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
@@ -126,9 +126,23 @@ def print_result(result: CheckResult, console: Console) -> None:
         advice = f" -> {finding.advice}" if finding.advice else ""
         console.terminal.print(f"{LEVEL_MARKUP[finding.level]}  ", end="")
         console.say(f"{finding.text}{advice}")
-        for line in _finding_lines(result, finding):
-            console.say(f"            {line}")
-    _print_suspects(result, console)
+        groups = finding.groups[:3] if finding.level != "note" else ()
+        for group in groups:
+            members = [f"{keys[i]} [{result.checked.parts[i]}]" for i in group[:3]]
+            console.say(f"            {' = '.join(members)}{' = ...' if len(group) > 3 else ''}")
+        if groups and len(finding.groups) > len(groups):
+            console.say(f"            and {len(finding.groups) - len(groups)} more")
+    if result.suspects is None:
+        return
+    console.say(f"labels checked with {result.judged_by}")
+    console.say(f"{counted(len(result.suspects), 'label')} probably wrong, the most suspect first:")
+    for suspect in result.suspects[:MAX_LISTED]:
+        console.say(
+            f"            {keys[suspect.position]}: '{suspect.given}' ({percent(suspect.confidence)}), "
+            f"probably '{suspect.suggested}' ({percent(suspect.suggested_confidence)})"
+        )
+    if len(result.suspects) > MAX_LISTED:
+        console.say(f"            and {len(result.suspects) - MAX_LISTED} more (--output FOLDER shows all of these)")
 
 
 def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -146,30 +160,6 @@ def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
             text = f"{spread['mean']:.2f} on average, from {spread['low']:.2f} to {spread['high']:.2f} (of 1)"
             rows.append((name, text))
     return rows
-
-
-def _finding_lines(result: CheckResult, finding: Finding) -> list[str]:
-    keys, lines = result.checked.images.keys, []
-    for group in finding.groups[:3] if finding.level != "note" else ():
-        members = [f"{keys[i]} [{result.checked.parts[i]}]" for i in group[:3]]
-        lines.append(" = ".join(members) + (" = ..." if len(group) > 3 else ""))
-    n_omitted = len(finding.groups) - len(lines)
-    return [*lines, f"and {n_omitted} more"] if lines and n_omitted > 0 else lines
-
-
-def _print_suspects(result: CheckResult, console: Console) -> None:
-    if result.suspects is None:
-        return
-    console.say(f"labels checked with {result.judged_by}")
-    console.say(f"{counted(len(result.suspects), 'label')} probably wrong, the most suspect first:")
-    for suspect in result.suspects[:MAX_LISTED]:
-        key = result.checked.images.keys[suspect.position]
-        console.say(
-            f"            {key}: '{suspect.given}' ({percent(suspect.confidence)}), "
-            f"probably '{suspect.suggested}' ({percent(suspect.suggested_confidence)})"
-        )
-    if len(result.suspects) > MAX_LISTED:
-        console.say(f"            and {len(result.suspects) - MAX_LISTED} more (--output FOLDER shows all of these)")
 
 
 def _class_table(per_class: dict[str, dict[str, int]]) -> Table:
@@ -240,12 +230,13 @@ def write_check(folder: Path, result: CheckResult, seed: int) -> None:
         facts=fact_rows(facts),
         parts=list(per_class),
         counts={name: [counts[name] for counts in per_class.values()] for name in names},
-        sections=[*_finding_sections(result), *_suspect_sections(result)],
+        sections=_make_sections(result),
         sheet=data_uri(as_jpeg(sheet), "jpeg"),
     )
 
 
-def _finding_sections(result: CheckResult) -> list[Section]:
+def _make_sections(result: CheckResult) -> list[Section]:
+    """Return a section for each finding, and a section for the suspected labels if labels were checked."""
     sections = []
     for finding in result.findings:
         rows: list[list[dict[str, str | None]]] = []
@@ -255,12 +246,8 @@ def _finding_sections(result: CheckResult) -> list[Section]:
             rows.append([_make_thumb(result, position) for position in group[:MAX_GROUP]])
         title, omitted = finding.name.replace("-", " "), len(finding.groups) - len(rows)
         sections.append(Section(title, finding.level, finding.text, finding.advice, rows, omitted))
-    return sections
-
-
-def _suspect_sections(result: CheckResult) -> list[Section]:
     if result.suspects is None:
-        return []
+        return sections
     rows = []
     for suspect in result.suspects[:MAX_THUMBS]:
         caption = f"labelled {suspect.given} ({percent(suspect.confidence, '.0f')}), probably {suspect.suggested} "
@@ -269,7 +256,7 @@ def _suspect_sections(result: CheckResult) -> list[Section]:
     text = f"{counted(len(result.suspects), 'label')}, the most suspect first. Checked with {result.judged_by}."
     advice = "Look at each image: correct wrong labels, and keep unusual images with the right label."
     level, omitted = "warning" if rows else "note", len(result.suspects) - len(rows)
-    return [Section("labels that are probably wrong", level, text, advice, rows, omitted)]
+    return [*sections, Section("labels that are probably wrong", level, text, advice, rows, omitted)]
 
 
 def _make_thumb(result: CheckResult, position: int, caption: str | None = None) -> dict[str, str | None]:
