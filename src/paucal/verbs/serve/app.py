@@ -173,20 +173,17 @@ def _make_guarded_app(pages: dict[str, str], routes: list[Route], hosts: Collect
 
     An error in a request becomes a JSON response with the error message.
     """
+    contents = {path: (files("paucal.verbs.serve") / name).read_bytes() for path, name in pages.items()}
 
-    def make_file_route(path: str, name: str) -> Route:
-        content = (files("paucal.verbs.serve") / name).read_bytes()
-
-        async def send(request: Request) -> Response:
-            return Response(content, media_type=MEDIA_TYPES[Path(name).suffix])
-
-        return Route(path, send)
+    async def send_file(request: Request) -> Response:
+        path = request.scope["path"]
+        return Response(contents[path], media_type=MEDIA_TYPES[Path(pages[path]).suffix])
 
     async def refuse(request: Request, problem: Exception) -> Response:
         status = 409 if isinstance(problem, Conflict) else getattr(problem, "status", 422)
         return JSONResponse({"error": str(problem)}, status)
 
-    routes = [*(make_file_route(path, name) for path, name in pages.items()), *routes]
+    routes = [*(Route(path, send_file) for path in pages), *routes]
     return Guard(Starlette(routes=routes, exception_handlers={RefusedRequest: refuse, UserError: refuse}), hosts)
 
 

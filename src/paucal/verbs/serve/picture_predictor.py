@@ -140,15 +140,13 @@ class PicturePredictor:
         except UserError as problem:
             return {"maps": [], "why": str(problem)}
         low, high = colour_limits(explained.maps)
-        rows = zip(explained.classes, explained.probabilities, explained.maps, strict=False)
-        maps = [
-            {
-                "name": says or label,
-                "probability": None if says else round(probability, 4),
-                "picture": _encode_data_url(blend_heat(explained.picture, values, low, high)),
-            }
-            for label, probability, values in rows
-        ]
+        rows, maps = zip(explained.classes, explained.probabilities, explained.maps, strict=False), []
+        for label, probability, values in rows:
+            buffer = io.BytesIO()
+            blend_heat(explained.picture, values, low, high).save(buffer, "PNG")
+            data_url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+            shown_probability = None if says else round(probability, 4)
+            maps.append({"name": says or label, "probability": shown_probability, "picture": data_url})
         return {"maps": maps, "why": METHODS[method].title}
 
 
@@ -167,9 +165,3 @@ def _number_fields(card: RegressionCard, output: Tensor) -> dict[str, Any]:
     ]
     finite = {name: value if math.isfinite(value) else None for name, value in interval.items()}
     return {"target": card.target, "says": card.describe(float(values[0])), **finite, "classes": classes}
-
-
-def _encode_data_url(picture: Image.Image) -> str:
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
