@@ -4,7 +4,7 @@ import fnmatch
 import operator
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,9 +94,12 @@ def list_runs(root: Path) -> list[ListedRun]:
                     summary |= {f"judged_{name}": models["trained"] for name, models in scores if "trained" in models}
         except (UserError, OSError) as error:
             summary, problem = {}, str(error)
+        state = "stopped" if run.last.exists() else "begun"
+        if run.finished or is_locked(run.path):
+            state = "finished" if run.finished else "running"
         size, changed = _size_and_change_time(path)
         name = path.name if path == root else path.relative_to(root).as_posix()
-        runs.append(ListedRun(path, name, _run_state(run), verb, settings, summary, size, changed, "", problem))
+        runs.append(ListedRun(path, name, state, verb, settings, summary, size, changed, "", problem))
     return sorted(runs, key=lambda run: (run.changed, run.name))
 
 
@@ -113,14 +116,6 @@ def _find_run_folders(path: Path, depth: int) -> Iterator[Path]:
     for child in children:
         if child.suffix != ASIDE_SUFFIX:
             yield from _find_run_folders(child, depth - 1)
-
-
-def _run_state(run: RunFolder) -> str:
-    if run.finished:
-        return "finished"
-    if is_locked(run.path):
-        return "running"
-    return "stopped" if run.last.exists() else "begun"
 
 
 def _size_and_change_time(path: Path) -> tuple[int, float]:
@@ -150,8 +145,22 @@ def select_runs(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[Li
     is equal to "none", and neither above nor below any number.
     """
     for condition in conditions:
-        test = _parse_condition(condition, runs)
-        runs = [run for run in runs if test(run)]
+        match = _CONDITION.fullmatch(condition.strip())
+        if match is None:
+            text = f"--where: expected conditions such as 'method=drloc' or 'test>0.9', got {condition[:80]!r}."
+            raise UserError(text)
+        name, sign, expected = match[1].replace("-", "_"), match[2], match[3].strip()
+        require_known(name, runs, "--where")
+        if sign in ("=", "!="):
+            runs = [run for run in runs if _equals(run.value(name), expected) == (sign == "=")]
+            continue
+        try:
+            bound = float(expected)
+        except ValueError:
+            text = f"--where: {condition[:80]!r} compares with {expected[:40]!r}, but > and < need a number."
+            raise UserError(text) from None
+        compare = _COMPARISONS[sign]
+        runs = [run for run in runs if _is_number(value := run.value(name)) and compare(value, bound)]
     return list(runs)
 
 
@@ -172,22 +181,6 @@ def require_known(name: str, runs: Sequence[ListedRun], flag: str) -> None:
         raise UserError(
             f"{flag}: no run has {name!r}{did_you_mean(name, known_names)}; expected a heading or a setting."
         )
-
-
-def _parse_condition(condition: str, runs: Sequence[ListedRun]) -> Callable[[ListedRun], bool]:
-    match = _CONDITION.fullmatch(condition.strip())
-    if match is None:
-        raise UserError(f"--where: expected conditions such as 'method=drloc' or 'test>0.9', got {condition[:80]!r}.")
-    name, sign, expected = match[1].replace("-", "_"), match[2], match[3].strip()
-    require_known(name, runs, "--where")
-    if sign in ("=", "!="):
-        return lambda run: _equals(run.value(name), expected) == (sign == "=")
-    try:
-        bound = float(expected)
-    except ValueError:
-        text = f"--where: {condition[:80]!r} compares with {expected[:40]!r}, but > and < need a number."
-        raise UserError(text) from None
-    return lambda run: _is_number(value := run.value(name)) and _COMPARISONS[sign](value, bound)
 
 
 def _equals(value: Any, expected: str) -> bool:
