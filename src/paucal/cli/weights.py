@@ -44,10 +44,18 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _print_list() -> None:
+    from rich.table import Table
+
     from paucal.runner.plain_console import PlainConsole
-    from paucal.verbs.weights.listing import list_weights, weights_table
+    from paucal.verbs.weights.listing import list_weights
 
     console = PlainConsole()
     if not console.is_terminal:
         console = PlainConsole(width=FILE_WIDTH)
-    console.print(weights_table(list_weights()))
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("weights", "where", "MB", "licence", "used by", "source"):
+        table.add_column(heading, justify="right" if heading == "MB" else "left", no_wrap=heading != "source")
+    for row in list_weights():
+        size = f"{row.size / 1e6:.0f}"
+        table.add_row(row.name, row.place or "not here", size, row.licence, row.use, row.source)
+    console.print(table)

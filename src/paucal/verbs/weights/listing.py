@@ -1,15 +1,12 @@
 """List the weights on this machine and their permitted use, without loading torch or timm."""
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.table import Table
-
 from paucal.models.weights import table
-from paucal.models.weights.store import AddedWeights, list_added
-from paucal.models.weights.table import PretrainedWeights, has_terms
+from paucal.models.weights.store import list_added
+from paucal.models.weights.table import has_terms
 
 HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # names of weights files in the Hugging Face hub
 
@@ -44,24 +41,22 @@ def list_weights() -> list[ListedWeights]:
         ['tf_efficientnet_lite0.in1k', 'tf_efficientnet_lite1.in1k', 'tf_efficientnet_lite2.in1k']
     """
     added_by_name, cached = {card.name: card for card in list_added()}, _in_hub_cache()
-    rows = [
-        _list_table_row(row, added_by_name.pop(row.name, None), cached.pop(row.name, None)) for row in table.CANDIDATES
-    ]
+    rows = []
+    for weights in table.CANDIDATES:
+        use, cached_size = _permitted_use(weights.device, weights.licence), cached.pop(weights.name, None)
+        place, size, licence, source = "", weights.megabytes * 10**6, weights.licence, weights.source
+        if (added := added_by_name.pop(weights.name, None)) is not None:
+            place, size, licence, source = "added", added.size, added.licence, added.source
+        elif weights.package is not None and weights.package.path() is not None:
+            place, size = "package", weights.package.size
+        elif cached_size is not None:
+            place, size = "cache", cached_size or size
+        rows.append(ListedWeights(weights.name, place, size, licence, use, source))
     for card in added_by_name.values():
         use = _permitted_use("cpu", card.licence)
         rows.append(ListedWeights(card.name, "added", card.size, card.licence, use, card.source))
     use = "train --model"
     return rows + [ListedWeights(name, "cache", size, "see timm", use, "") for name, size in cached.items()]
-
-
-def _list_table_row(trained: PretrainedWeights, added: AddedWeights | None, cached: int | None) -> ListedWeights:
-    use = _permitted_use(trained.device, trained.licence)
-    if added is not None:
-        return ListedWeights(trained.name, "added", added.size, added.licence, use, added.source)
-    if trained.package is not None and trained.package.path() is not None:
-        return ListedWeights(trained.name, "package", trained.package.size, trained.licence, use, trained.source)
-    place = "" if cached is None else "cache"
-    return ListedWeights(trained.name, place, cached or trained.megabytes * 10**6, trained.licence, use, trained.source)
 
 
 def _permitted_use(device: str, licence: str) -> str:
@@ -80,14 +75,3 @@ def _in_hub_cache() -> dict[str, int]:
         if files:
             weights[repository.name.removeprefix("models--timm--")] = files[0].stat().st_size
     return weights
-
-
-def weights_table(rows: Iterable[ListedWeights]) -> Table:
-    """Return the rows as a table for the terminal."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("weights", "where", "MB", "licence", "used by", "source"):
-        table.add_column(heading, justify="right" if heading == "MB" else "left", no_wrap=heading != "source")
-    for row in rows:
-        size = f"{row.size / 1e6:.0f}"
-        table.add_row(row.name, row.place or "not here", size, row.licence, row.use, row.source)
-    return table
