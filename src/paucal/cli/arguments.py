@@ -192,7 +192,10 @@ def parse_arguments(parser: CommandParser, argv: Sequence[str]) -> tuple[Namespa
     """Parse arguments and config files; return all values, and the origin ("flag" or "config") of each given value."""
     if _is_capturing.get():
         raise _ParserCaptured(parser)
-    arguments = [_dashes_for_underscores(text) for text in argv]
+    arguments = []
+    for text in argv:  # the name of a flag may have underscores
+        name, equals, value = text.partition("=")
+        arguments.append(name.replace("_", "-") + equals + value if text.startswith("--") else text)
     config = _read_configs(parser, arguments)
     # `_MISSING` marks arguments that were not given, since a given value may be equal to the default.
     defaults = {action.dest: action.default for action in parser._actions}
@@ -203,7 +206,12 @@ def parse_arguments(parser: CommandParser, argv: Sequence[str]) -> tuple[Namespa
         parser.error(f"unknown argument {text!r}{did_you_mean(text, known_flags)}")
     given = {name: value for name, value in vars(values).items() if value is not _MISSING and value is not None}
     note_given_flags(arguments, config, parser._option_string_actions.keys(), parser.settings_types)
-    typed_values = {name: _convert_argument(parser, name, value) for name, value in given.items()}
+    positional_names = {action.dest for action in parser._actions if not action.option_strings}
+    typed_values = dict(given)
+    for name, value in given.items():
+        if name in parser.hints and not isinstance(value, bool):
+            shown_name, hint = name.upper() if name in positional_names else flag(name), parser.hints[name]
+            typed_values[name] = convert_setting(name, value, hint, parser.verb, parse_text=True, shown=shown_name)
     for settings_type in parser.settings_types:
         config = with_current_names(config, settings_type)
         typed_values = with_current_names(typed_values, settings_type)
@@ -212,15 +220,6 @@ def parse_arguments(parser: CommandParser, argv: Sequence[str]) -> tuple[Namespa
     _refuse_invalid_texts(parser, values)
     flag_names = typed_values.keys() - {"config"}
     return values, {**dict.fromkeys(config, "config"), **dict.fromkeys(flag_names, "flag")}
-
-
-def _convert_argument(parser: CommandParser, name: str, value: Any) -> Any:
-    hint = parser.hints.get(name)
-    if hint is None or isinstance(value, bool):
-        return value
-    is_positional = any(action.dest == name and not action.option_strings for action in parser._actions)
-    shown_name = name.upper() if is_positional else flag(name)
-    return convert_setting(name, value, hint, parser.verb, parse_text=True, shown=shown_name)
 
 
 def _refuse_invalid_texts(parser: ArgumentParser, values: Namespace) -> None:
@@ -286,11 +285,3 @@ def _read_settings(name: str) -> tuple[dict[Any, Any], set[Any]]:
     if content.get("verb", "train") in ("train", "segment", "detect") and settings.get("init") is None:
         settings["init"] = "none"
     return settings, {key for key, origin in content["origin"].items() if is_automatic(str(origin))}
-
-
-def _dashes_for_underscores(argument: str) -> str:
-    """Replace underscores by dashes in the name of a flag; return any other argument unchanged."""
-    if not argument.startswith("--"):
-        return argument
-    name, equals, value = argument.partition("=")
-    return name.replace("_", "-") + equals + value

@@ -30,7 +30,13 @@ def given_flags_in_errors() -> Iterator[None]:
     try:
         yield
     except UserError as problem:
-        message = _with_given_flags(str(problem))
+        given_by_usual: dict[str, list[str]] = {}
+        for given, usual in _given_flags.get().items():
+            given_by_usual.setdefault(usual, []).append(given)
+        message = str(problem)
+        for usual, names in given_by_usual.items():
+            if len(names) == 1:  # otherwise the message may be about any of the names
+                message = re.sub(rf"(?<![\w/-]){usual}(?![\w/-])", names[0], message)
         if message == str(problem):
             raise
         raise UserError(message) from problem
@@ -51,13 +57,3 @@ def note_given_flags(
     words = (text.partition("=")[0] if text.startswith("--") else text[:2] for text in arguments)
     given = [word for word in (*words, *map(flag, config)) if word in flags]
     _given_flags.get({}).update({word: usual_flags.get(word, word) for word in given})
-
-
-def _with_given_flags(message: str) -> str:
-    given_by_usual: dict[str, list[str]] = {}
-    for given, usual in _given_flags.get().items():
-        given_by_usual.setdefault(usual, []).append(given)
-    for usual, names in given_by_usual.items():
-        if len(names) == 1:  # otherwise the message may be about any of the names
-            message = re.sub(rf"(?<![\w/-]){usual}(?![\w/-])", names[0], message)
-    return message

@@ -27,12 +27,15 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--ours", action="store_true", help="list only what paucal adds to timm")
     values, _ = parse_arguments(parser, argv)
     pattern = values.pattern if any(c in values.pattern for c in "*?[") else f"*{values.pattern}*"
-    names, stored_costs = fnmatch.filter(model_names(), pattern), stored_table()
-    unknown = [name for name in names if name not in stored_costs]
-    new_costs = {
-        name: _measure_model(name) for name in track(unknown, "measuring", transient=True, disable=len(unknown) < 3)
-    }
-    costs = {name: stored_costs.get(name) or new_costs[name] for name in names}
+    names, known_costs = fnmatch.filter(model_names(), pattern), dict(stored_table())
+    unknown = [name for name in names if name not in known_costs]
+    if unknown:  # models of a timm that is newer than the stored table
+        from paucal.models.measuring import measure
+        from paucal.objectives import default_weight
+
+        for name in track(unknown, "measuring", transient=True, disable=len(unknown) < 3):
+            known_costs[name] = measure(name, default_weight(name)[0])
+    costs = {name: known_costs[name] for name in names}
     if values.ours:
         costs = {name: cost for name, cost in costs.items() if cost.source != TIMM}
     if not costs:
@@ -58,14 +61,6 @@ def _align_columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     for row in rows:
         cells = zip(COLUMNS, row, widths, strict=True)
         yield "  ".join(f"{cell:{'>' if heading in NUMBER_COLUMNS else '<'}{width}}" for heading, cell, width in cells)
-
-
-def _measure_model(name: str) -> ListedModel:
-    """Measure the cost of a model that is missing from the stored table because the installed timm is newer."""
-    from paucal.models.measuring import measure
-    from paucal.objectives import default_weight
-
-    return measure(name, default_weight(name)[0])
 
 
 def _table_row(name: str, cost: ListedModel) -> tuple[str, ...]:

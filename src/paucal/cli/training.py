@@ -103,17 +103,6 @@ def parse_run_arguments(
     )
     parser.hints["print_config"] = bool
     parser.add_argument("--print-config", action="store_true", help="print all settings with their reasons, and stop")
-    _add_cluster_flags(parser)
-    add_settings(parser, settings, skip=["data"])
-    values, given = parse_arguments(parser, argv)
-    if given.pop("subject", None):
-        if given.get("data") == "flag" and values.data != values.subject:
-            raise UserError(f"DATA is {values.subject!r} and --data is {values.data!r}: remove DATA or --data.")
-        values.data, given["data"] = values.subject, "flag"
-    return values, given, {name: getattr(values, name) for name in given if name in fields_by_name}
-
-
-def _add_cluster_flags(parser: CommandParser) -> None:
     clusters, scripts = Literal["slurm", "ray"], Literal["slurm", "kuberay"]
     parser.hints |= {"on": clusters, "slurm": list[str], "print_script": scripts}
     # If these flags were allowed in a config, the command that runs on the cluster would start another job.
@@ -125,6 +114,13 @@ def _add_cluster_flags(parser: CommandParser) -> None:
     group.add_argument("--slurm", nargs="+", metavar="NAME=VALUE", help=text)
     text = "print a script for a run on a cluster, and stop"
     group.add_argument("--print-script", metavar=format_choices(scripts), help=text)
+    add_settings(parser, settings, skip=["data"])
+    values, given = parse_arguments(parser, argv)
+    if given.pop("subject", None):
+        if given.get("data") == "flag" and values.data != values.subject:
+            raise UserError(f"DATA is {values.subject!r} and --data is {values.data!r}: remove DATA or --data.")
+        values.data, given["data"] = values.subject, "flag"
+    return values, given, {name: getattr(values, name) for name in given if name in fields_by_name}
 
 
 def _is_for_cluster(values: Namespace) -> bool:
