@@ -106,20 +106,17 @@ def read_labelled_set(settings: ConvertSettings, kinds: Sequence[Kind], progress
 
 
 def with_file_names(content: LabelledSet) -> LabelledSet:
-    """Return the content with a unique file name for each item."""
-    names = unique_names([_file_name_of(content.images, item.index) for item in content.items])
-    items = tuple(replace(item, name=name) for item, name in zip(content.items, names, strict=True))
+    """Return the content with a unique file name in valid Unicode for each item."""
+    keys = []
+    for item in content.items:
+        key = valid_text(content.images.keys[item.index])
+        if not key.lower().endswith(IMAGE_SUFFIXES):
+            encoded = encode_image(content.images, item.index)
+            suffix = ".png" if isinstance(encoded, str) else encoded[1]
+            key = f"{key.replace('#', '-')}{suffix}"  # "#" would end the name in the URLs of Label Studio
+        keys.append(key)
+    items = tuple(replace(item, name=name) for item, name in zip(content.items, unique_names(keys), strict=True))
     return replace(content, items=items)
-
-
-def _file_name_of(images: ImageSet, index: int) -> str:
-    """Return the key of an image as a file name in valid Unicode, with the suffix of its format if the key has none."""
-    key = valid_text(images.keys[index])
-    if key.lower().endswith(IMAGE_SUFFIXES):
-        return key
-    encoded = encode_image(images, index)
-    # "#" would end the name in the URLs of Label Studio.
-    return f"{key.replace('#', '-')}{'.png' if isinstance(encoded, str) else encoded[1]}"
 
 
 def unique_names(keys: Sequence[str]) -> list[str]:

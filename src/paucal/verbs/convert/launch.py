@@ -76,19 +76,15 @@ def convert_set(settings: ConvertSettings, console: Console) -> Converted:
     for note in content.images.notes:
         console.say(f"note: {note}")
     if settings.on_bad_image == "skip":
-        content = _without_unreadable(content, console)
+        items, images = content.items, content.images
+        with console.progress("checking images") as advance:
+            problems = process_images(len(items), lambda row: images.store.check(items[row].index), advance)
+        readable, _ = drop_unreadable(images, {items[row].index: problem for row, problem in problems.items()}, "skip")
+        for note in readable.notes[len(images.notes) :]:
+            console.say(f"note: {note}")
+        content = replace(content, items=tuple(item for row, item in enumerate(items) if row not in problems))
     write_set(content, layout, target, console)
     return report_conversion(content, settings.to, target, console)
-
-
-def _without_unreadable(content: LabelledSet, console: Console) -> LabelledSet:
-    items, images = content.items, content.images
-    with console.progress("checking images") as advance:
-        problems = process_images(len(items), lambda row: images.store.check(items[row].index), advance)
-    readable, _ = drop_unreadable(images, {items[row].index: problem for row, problem in problems.items()}, "skip")
-    for note in readable.notes[len(images.notes) :]:
-        console.say(f"note: {note}")
-    return replace(content, items=tuple(item for row, item in enumerate(items) if row not in problems))
 
 
 def write_set(content: LabelledSet, layout: Layout, target: Path, console: Console) -> None:

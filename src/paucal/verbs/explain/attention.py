@@ -39,7 +39,11 @@ def heads_view(model: TrainedModel, image: ExplainInput, settings: ExplainSettin
     figures = {}
     for index in layer_indices:
         layer, label = maps[index], "attention" if len(layer_indices) == 1 else f"attention_layer_{index + 1}"
-        tokens, name = _parse_tokens(settings.token, layer), f"layer {layer.layer}"
+        (rows, columns), prefix, name = layer.tokens.grid, layer.tokens.prefix, f"layer {layer.layer}"
+        tokens: list[Token] = [prefix[0] if prefix else (rows // 2, columns // 2)]
+        if settings.token:
+            patches = [(token, PATCH_POSITION.fullmatch(token)) for token in settings.token]
+            tokens = [(int(patch[1]), int(patch[2])) if patch else token for token, patch in patches]
         views = [view_heads(layer, token) for token in tokens]
         if len(tokens) == 1:
             figures[label] = heads_figure(image.picture, views[0], tokens[0], name)
@@ -64,7 +68,9 @@ def features_figures(model: TrainedModel, batch: Sequence[ExplainInput]) -> Iter
 def head_tokens_view(model: TrainedModel, image: ExplainInput, settings: ExplainSettings) -> dict[str, Figure]:
     """Draw two figures of the DHVT paper: mean attention between all tokens, and head tokens' attention to patches."""
     maps = read_attention(model.module, stack_views([image], model))
-    layer_indices = _layer_indices(maps, settings.layer) or _spread_layers(len(maps))
+    # By default, the middle layer of each of `SHOWN_LAYERS` groups of layers.
+    middle_layers = {(2 * group + 1) * len(maps) // (2 * SHOWN_LAYERS) for group in range(SHOWN_LAYERS)}
+    layer_indices = _layer_indices(maps, settings.layer) or sorted(middle_layers)
     layers = [maps[index] for index in layer_indices]
     panels = [
         (f"layer {index + 1}, head {head + 1}", values)
@@ -88,16 +94,6 @@ SINGLE_IMAGE_VIEWS: dict[str, Callable[[TrainedModel, ExplainInput, ExplainSetti
 }
 
 
-def _spread_layers(depth: int) -> list[int]:
-    """Return the index of the middle layer of each of `SHOWN_LAYERS` groups of layers.
-
-    Example:
-        >>> _spread_layers(12), _spread_layers(4), _spread_layers(1)
-        ([1, 4, 7, 10], [0, 1, 2, 3], [0])
-    """
-    return sorted({(2 * part + 1) * depth // (2 * SHOWN_LAYERS) for part in range(SHOWN_LAYERS)})
-
-
 def _layer_indices(maps: Sequence[AttentionMap], requested: Sequence[int | str] | None) -> list[int]:
     """Return the indices of the requested layers in the order of the network; [] if `requested` is None."""
     if requested is None:
@@ -113,14 +109,6 @@ def _layer_indices(maps: Sequence[AttentionMap], requested: Sequence[int | str] 
                 f"{', '.join(names)}."
             )
     return sorted({index_of[str(requested_name)] for requested_name in requested})
-
-
-def _parse_tokens(names: list[str] | None, layer: AttentionMap) -> list[Token]:
-    rows, columns = layer.tokens.grid
-    if not names:
-        return [layer.tokens.prefix[0] if layer.tokens.prefix else (rows // 2, columns // 2)]
-    cells = [PATCH_POSITION.fullmatch(name) for name in names]
-    return [(int(cell[1]), int(cell[2])) if cell else name for cell, name in zip(cells, names, strict=True)]
 
 
 class EntropyAccumulator:

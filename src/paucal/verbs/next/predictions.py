@@ -115,7 +115,15 @@ class DetectorModel:
                 advance(index + 1, len(images))
         unsure = torch.tensor([detection_uncertainty(detections) for detections in all_detections])
         stacked = torch.stack(features)
-        descriptions = [self._describe(detections) for detections in all_detections]
+        descriptions = []
+        for detections in all_detections:
+            confident = detections.with_min_score(MIN_SHOWN_SCORE)
+            names, counts = np.unique([self.card.classes[label] for label in confident.labels], return_counts=True)
+            text = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True)) or "no object"
+            if scores := detections.scores.tolist():
+                least_certain = min(scores, key=lambda score: abs(score - 0.5))
+                text += f"; the least certain {percent(least_certain, '.0f')}"
+            descriptions.append(text)
 
         def content(indices: NDArray[np.int64]) -> LabelledSet:
             items = [
@@ -126,13 +134,6 @@ class DetectorModel:
             return _named_content("detect", images.select(indices), items, self.source, numbers)
 
         return Predictions(unsure, stacked, stacked[:0], None, descriptions, [], content)
-
-    def _describe(self, detections: Detections) -> str:
-        confident = detections.with_min_score(MIN_SHOWN_SCORE)
-        names, counts = np.unique([self.card.classes[label] for label in confident.labels], return_counts=True)
-        counted = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True)) or "no object"
-        least_certain = sorted(detections.scores.tolist(), key=lambda score: abs(score - 0.5))[:1]
-        return f"{counted}; the least certain {percent(least_certain[0], '.0f')}" if least_certain else counted
 
 
 class Segmenter:
