@@ -54,6 +54,8 @@ def build_completion_parser() -> argparse.ArgumentParser:
 
     A value with a fixed set of choices is completed to one of the choices, any other text to a file name.
     """
+    import shtab
+
     from paucal.cli.main import COMMAND_SUMMARIES, load_command
 
     models, recipes = tuple(model_names()), recipes_by_command()
@@ -61,7 +63,7 @@ def build_completion_parser() -> argparse.ArgumentParser:
     main_parser.add_argument("--version", action="store_true", help="print the version")
     verbs = main_parser.add_subparsers(dest="verb")
     for verb, summary in COMMAND_SUMMARIES.items():
-        verb_parser = verbs.add_parser(verb, help=_escape_percent(summary), allow_abbrev=False)
+        verb_parser = verbs.add_parser(verb, help=summary.replace("%", "%%"), allow_abbrev=False)
         choices_by_name = {
             **dict.fromkeys(MODEL_ARGUMENTS, models),
             DEVICE_ARGUMENT: DEVICES,
@@ -70,28 +72,19 @@ def build_completion_parser() -> argparse.ArgumentParser:
         }
         parser = capture_parser(load_command(verb))
         for action in parser._actions:
-            _copy_argument(verb_parser, action, parser.hints.get(action.dest), choices_by_name)
+            if action.dest == "help" or action.help == argparse.SUPPRESS:
+                continue
+            keywords: dict[str, Any] = {"help": (action.help or "").replace("%", "%%")}
+            if action.nargs == 0:
+                verb_parser.add_argument(*action.option_strings, action="store_true", **keywords)
+                continue
+            hint = parser.hints.get(action.dest)
+            choices = choices_by_name.get(action.dest) or _literal_choices(hint)
+            keywords |= {"metavar": action.metavar, "nargs": action.nargs} | ({"choices": choices} if choices else {})
+            copied_action = verb_parser.add_argument(*(action.option_strings or [action.dest]), **keywords)
+            if not choices and _accepts_text(hint):
+                copied_action.complete = shtab.FILE  # type: ignore[attr-defined]
     return main_parser
-
-
-def _copy_argument(
-    parser: argparse.ArgumentParser, action: argparse.Action, hint: Any, choices_by_name: dict[str, tuple[str, ...]]
-) -> None:
-    """Add a copy of a command's argument to `parser`, with choices if its name or type determines the valid values."""
-    import shtab
-
-    if action.dest == "help" or action.help == argparse.SUPPRESS:
-        return
-    keywords: dict[str, Any] = {"help": _escape_percent(action.help or "")}
-    if action.nargs == 0:
-        parser.add_argument(*action.option_strings, action="store_true", **keywords)
-        return
-    choices = choices_by_name.get(action.dest) or _literal_choices(hint)
-    names = action.option_strings or [action.dest]
-    keywords |= {"metavar": action.metavar, "nargs": action.nargs} | ({"choices": choices} if choices else {})
-    copied_action = parser.add_argument(*names, **keywords)
-    if not choices and _accepts_text(hint):
-        copied_action.complete = shtab.FILE  # type: ignore[attr-defined]
 
 
 def _literal_choices(hint: Any) -> tuple[str, ...]:
@@ -105,8 +98,3 @@ def _accepts_text(hint: Any) -> bool:
     return hint in (None, str) or any(
         _accepts_text(member) for member in typing.get_args(hint) if member is not type(None)
     )
-
-
-def _escape_percent(text: str) -> str:
-    """Return help text with % escaped for argparse."""
-    return text.replace("%", "%%")

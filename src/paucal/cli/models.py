@@ -1,7 +1,7 @@
 """`paucal models`: list backbones with their number of parameters and multiply-adds."""
 
 import fnmatch
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rich.progress import track
 from rich.table import Table
@@ -42,7 +42,12 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(f"no model name matches {values.pattern!r}; 'paucal models' lists all.")
     console = PlainConsole()
     if not console.is_terminal:  # lines in a file or a pipe have no width limit, and rich would be slow
-        print("\n".join(_align_columns([tuple(COLUMNS), *(_table_row(name, cost) for name, cost in costs.items())])))
+        rows = [tuple(COLUMNS), *(_table_row(name, cost) for name, cost in costs.items())]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        signs = [">" if heading in NUMBER_COLUMNS else "<" for heading in COLUMNS]
+        for row in rows:
+            cells = zip(row, signs, widths, strict=True)
+            print("  ".join(f"{cell:{sign}{width}}" for cell, sign, width in cells))
         return 0
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading, width in COLUMNS.items():
@@ -53,14 +58,6 @@ def run(argv: Sequence[str]) -> int:
         table.add_row(*_table_row(name, cost))
     console.print(table)
     return 0
-
-
-def _align_columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Yield rows as text lines with aligned columns; the first row contains the headings."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = zip(COLUMNS, row, widths, strict=True)
-        yield "  ".join(f"{cell:{'>' if heading in NUMBER_COLUMNS else '<'}{width}}" for heading, cell, width in cells)
 
 
 def _table_row(name: str, cost: ListedModel) -> tuple[str, ...]:

@@ -99,9 +99,9 @@ def _write_table(
     if outputs.output is not None:
         output, table_format = resolve_table(outputs.output, table_format)
     if is_detector:
-        from paucal.verbs.predict.detection import find_objects
+        from paucal.verbs.predict.detection import detect_as_text
 
-        text = find_objects(values.run, values.paths, settings, replace(outputs, format=table_format), console)
+        text = detect_as_text(values.run, values.paths, settings, replace(outputs, format=table_format), console)
     else:
         prepared = open_pictures(load_model(values.run, settings.device), values.paths, settings, console)
         text = as_text(predict_target_values(*prepared, console), table_format or "csv")

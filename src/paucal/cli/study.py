@@ -25,7 +25,15 @@ def run(argv: Sequence[str]) -> int:
     if values.name in ("list", "show"):
         if study_values:
             raise UserError(f"'paucal study {values.name}' takes no flags: remove --{next(iter(study_values))}.")
-        return _list_studies(values.shown) if values.name == "list" else _show_study(values.shown)
+        if values.name == "show":
+            return _show_study(values.shown)
+        if values.shown is not None:
+            advice = f"to see one study use 'paucal study show {values.shown}'"
+            raise UserError(f"unknown word {values.shown!r} after 'list'; {advice}.")
+        from paucal.studies.descriptions import list_studies
+
+        _print_table(*list_studies())
+        return 0
     if values.shown is not None:
         raise UserError(f"unknown word {values.shown!r} after {values.name!r}; expected flags, or 'show NAME'.")
     from paucal.studies.reading import find_study
@@ -42,18 +50,6 @@ def run(argv: Sequence[str]) -> int:
     command = shlex.join(["paucal", "study", *argv])
     result = run_study(values.name, StudySettings(**study_values), command, Console())
     return 130 if values.jobs and not result.settled else int(bool(result.failed))
-
-
-def _list_studies(extra_word: str | None) -> int:
-    """Print all studies and return the exit code; raise a UserError if there is an extra word after "list"."""
-    if extra_word is not None:
-        raise UserError(
-            f"unknown word {extra_word!r} after 'list'; to see one study use 'paucal study show {extra_word}'."
-        )
-    from paucal.studies.descriptions import list_studies
-
-    _print_table(*list_studies())
-    return 0
 
 
 def _show_study(name: str | None) -> int:

@@ -231,7 +231,7 @@ def write_check(folder: Path, result: CheckResult, seed: int) -> None:
         parts=list(per_class),
         counts={name: [counts[name] for counts in per_class.values()] for name in names},
         sections=_make_sections(result),
-        sheet=data_uri(as_jpeg(sheet), "jpeg"),
+        sheet=_jpeg_uri(sheet),
     )
 
 
@@ -265,15 +265,15 @@ def _make_thumb(result: CheckResult, position: int, caption: str | None = None) 
     name = ", ".join(images.classes_of(position))
     label = caption or ", ".join(part for part in (name, str(result.checked.parts[position])) if part)
     picture = read_tile(images.store.read, position, TILE_SIDE)
-    uri = None if picture is None else data_uri(as_jpeg(picture), "jpeg")
+    uri = None if picture is None else _jpeg_uri(picture)
     return {"key": images.keys[position], "words": label, "uri": uri}
 
 
-def as_jpeg(picture: Image.Image) -> bytes:
-    """Encode an image as JPEG bytes."""
+def _jpeg_uri(picture: Image.Image) -> str:
+    """Return an image as the data URI of a JPEG file."""
     buffer = io.BytesIO()
     picture.save(buffer, "JPEG", quality=_JPEG_QUALITY)
-    return buffer.getvalue()
+    return data_uri(buffer.getvalue(), "jpeg")
 
 
 def contact_sheet(images: ImageSet, seed: int) -> Image.Image:
@@ -288,8 +288,8 @@ def contact_sheet(images: ImageSet, seed: int) -> Image.Image:
     else:
         sampled = np.sort(generator.permutation(len(images))[: 6 * MAX_COLUMNS]).tolist()
         rows = [("", sampled[start : start + MAX_COLUMNS]) for start in range(0, len(sampled), MAX_COLUMNS)]
-    headed = [
+    titled_rows = [
         (name.encode("ascii", "replace").decode()[:120], [(position, "") for position in members])
         for name, members in rows
     ]
-    return draw_sheet(headed, images.store.read, SheetStyle(TILE_SIDE, 4, 16 if images.classes else 0))
+    return draw_sheet(titled_rows, images.store.read, SheetStyle(TILE_SIDE, 4, 16 if images.classes else 0))

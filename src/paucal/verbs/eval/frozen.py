@@ -94,16 +94,16 @@ def evaluate_frozen(
     set_descriptions: list[dict[str, Any]] = []
     pictured_data: EvaluationData | None = None
     for opened_data in _open_sets(data, run, subjects, settings, console):
-        images, remarks_on_seen = _leave_out_seen(opened_data, names, console)
+        images, seen_remarks = _leave_out_seen(opened_data, names, console)
         # Some sets of the suite have several classes per image, which some protocols do not support.
         applied: list[Protocol] = [
             name for name in protocols if SUITE not in data or images.labels.ndim == 1 or name in MULTI_LABEL
         ]
         scores = [evaluate_backbone(subject, images, applied, options, console.progress) for subject in subjects]
-        outcomes = {subject.name: found for subject, found in zip(subjects, scores, strict=True)}
+        outcomes = dict(zip((subject.name for subject in subjects), scores, strict=True))
         rows += table.compare(images.name, outcomes, Bootstrap(settings.seed, settings.bootstrap))
         facts = {"classes": images.n_classes, "metric": images.metric, "how": images.split_description}
-        set_descriptions.append({"name": images.name, **images.counts(), **facts, "seen_unlabelled": remarks_on_seen})
+        set_descriptions.append({"name": images.name, **images.counts(), **facts, "seen_unlabelled": seen_remarks})
         pictured_data = pictured_data or (images if "correspondence" in applied else None)
     if not rows:
         raise UserError("none of the data sets was found: put the data sets below --data-root, or give --download.")
@@ -277,26 +277,24 @@ def _draw_matches(
         return
     try:
         sample = balanced_sample(data.labels, data.split_positions["test"], MATCHED_IMAGES, options.seed)
-        views = product(sample, options.changes)
-        pairs = [_matched_pair(subject, data, int(index), change, options.seed) for index, change in views]
+        transform, size = subject.preprocessing.transform(), subject.preprocessing.image_size
+        pairs = []
+        for index, change in product(map(int, sample), options.changes):
+            views = [(transform, 1), (SecondView(change, transform), 1)]
+            dataset = ViewDataset(data.images, views, options.seed, with_labels=False, with_geometry=True)
+            view_sample = dataset[SampleKey(0, index)]
+            first, second = (view.to(subject.device) for view in view_sample.views)
+            picture, geometry = data.images.store.read(index), view_sample.geometry or []
+            all_matches = match_images(subject.backbone.model, first, second, first[0].numel())
+            matches, is_correct = scored_matches(all_matches, geometry)
+            correct_text = f"{int(is_correct.sum())} of {len(is_correct)} correct"
+            names = (f"test image {index}", f"{CHANGE_TITLES[change]}: {correct_text}")
+            pictures = visible_region(picture, geometry[0], size), visible_region(picture, geometry[1], size)
+            pairs.append(MatchedPair(pictures, matches, names, is_correct))
         save_figure(folder / table.MATCHES_PICTURE, matches_figure(pairs))
     except Exception as problem:  # the scores are more important than the figure
         reason = str(problem).split("\n")[0].rstrip(".") or type(problem).__name__
         console.say(f"note: the matches are not drawn ({reason}).")
-
-
-def _matched_pair(subject: FrozenBackbone, data: EvaluationData, index: int, change: Change, seed: int) -> MatchedPair:
-    first, size = subject.preprocessing.transform(), subject.preprocessing.image_size
-    views = [(first, 1), (SecondView(change, first), 1)]
-    sample = ViewDataset(data.images, views, seed, with_labels=False, with_geometry=True)[SampleKey(0, index)]
-    first_image, second_image = (view.to(subject.device) for view in sample.views)
-    picture, geometry = data.images.store.read(index), sample.geometry or []
-    all_matches = match_images(subject.backbone.model, first_image, second_image, first_image[0].numel())
-    matches, is_correct = scored_matches(all_matches, geometry)
-    correct_text = f"{int(is_correct.sum())} of {len(is_correct)} correct"
-    names = (f"test image {index}", f"{CHANGE_TITLES[change]}: {correct_text}")
-    pictures = visible_region(picture, geometry[0], size), visible_region(picture, geometry[1], size)
-    return MatchedPair(pictures, matches, names, is_correct)
 
 
 def scored_matches(matches: Correspondence, geometry: Sequence[Tensor]) -> tuple[Correspondence, Tensor]:

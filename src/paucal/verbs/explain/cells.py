@@ -69,8 +69,11 @@ def open_relative_localizer(name: TrainedModel | str, model: TrainedModel) -> Dr
 
 
 @torch.no_grad()
-def predict_offsets(term: DrLoc, model: TrainedModel, image: ExplainInput) -> OffsetView:
-    """Return the offsets between all pairs of patches of an image, predicted by the head of the last feature map."""
+def localization_figure(term: DrLoc, model: TrainedModel, image: ExplainInput, tokens: Sequence[str] | None) -> Figure:
+    """Draw the predicted offset from the first patch in `tokens` (or the middle one) to a corner, and all errors.
+
+    The offsets between all pairs of patches are predicted by the head of the last feature map.
+    """
     with prepare_for_hooks(model.module) as module:
         backbone = FeatureBackbone(module, model.card.preprocessing.image_size)
         grid = term.pooled(backbone(stack_views([image], model), term.request).grids[-1]).float()
@@ -80,14 +83,9 @@ def predict_offsets(term: DrLoc, model: TrainedModel, image: ExplainInput) -> Of
     predicted = _offsets_in_patches(head(grid, pairs), term.options, size)
     signed = (term.options.target if term.options.mode in ("l1", "signed") else term.options.classes) != "absolute"
     truth = pair_targets(pairs, *size, target="signed" if signed else "absolute", scale="none")
-    count = size[0] * size[1]
-    return OffsetView(predicted.cpu().view(count, count, 2), truth[0].cpu().view(count, count, 2), size, signed)
-
-
-def localization_figure(term: DrLoc, model: TrainedModel, image: ExplainInput, tokens: Sequence[str] | None) -> Figure:
-    """Draw the predicted offset from the first patch in `tokens` (or the middle one) to a corner, and all errors."""
-    view = predict_offsets(term, model, image)
-    rows, columns = view.grid
+    rows, columns = size
+    shape = (rows * columns, rows * columns, 2)
+    view = OffsetView(predicted.cpu().view(shape), truth[0].cpu().view(shape), size, signed)
     match = next(filter(None, map(PATCH_POSITION.fullmatch, tokens or ())), None)
     patch = (int(match[1]), int(match[2])) if match else (rows // 2, columns // 2)
     if patch[0] >= rows or patch[1] >= columns:

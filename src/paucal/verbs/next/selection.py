@@ -110,7 +110,11 @@ def choose_greedily(
     chosen: list[int] = []
     is_free = torch.ones(len(unsure), dtype=torch.bool)
     for rank in range(min(count, len(unsure))):
-        gains = _added_coverage(unsure, similar, covered)
+        # The increase in covered uncertainty from choosing each image, computed in blocks of rows to save memory.
+        tensors = (unsure[:, None], similar, covered[:, None])
+        gains = torch.zeros(len(unsure))
+        for weights, rows, covered_rows in zip(*(tensor.split(512) for tensor in tensors), strict=True):
+            gains += (weights * (rows - covered_rows).clamp(min=0)).sum(0)
         gains[~is_free] = -1.0
         index = int(gains.argmax())
         nearest[(similar[index] > covered).numpy()] = rank
@@ -119,13 +123,3 @@ def choose_greedily(
         chosen.append(index)
         is_free[index] = False
     return chosen, nearest
-
-
-def _added_coverage(unsure: Tensor, similarity: Tensor, covered: Tensor) -> Tensor:
-    """Return the (N,) increases in covered uncertainty from choosing each image, computed in blocks of 512 rows."""
-    tensors = (unsure[:, None], similarity, covered[:, None])
-    blocks = zip(*(piece.split(512) for piece in tensors), strict=True)
-    return sum(
-        ((weight * (rows - covered_rows).clamp(min=0)).sum(0) for weight, rows, covered_rows in blocks),
-        torch.zeros(len(unsure)),
-    )

@@ -112,7 +112,7 @@ def detect_objects(
     return results
 
 
-def find_objects(
+def detect_as_text(
     source: str, paths: Sequence[str], settings: PredictSettings, outputs: OutputSettings, console: Console
 ) -> str:
     """Return the CSV or JSON text of `paucal predict` for a detector, and write the images of --pictures."""

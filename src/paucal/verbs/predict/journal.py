@@ -140,7 +140,7 @@ class Journal:
                 "--output."
             )
         for path in parts:
-            stored = _read_facts(path)
+            stored = _read_about(path)
             if stored is None or stored == self._about:
                 continue
             differing = next((key for key in self._about if stored.get(key) != self._about[key]), "version")
@@ -190,20 +190,21 @@ def _parse_block(batch: pa.RecordBatch) -> OutputBatch:
     return OutputBatch(names, stamps, problems, shares, features if features.shape[1] else None)
 
 
-def _read_facts(path: Path) -> dict[str, Any] | None:
+def _read_about(path: Path) -> dict[str, Any] | None:
+    """Return the values that the predictions in a file depend on, by name; None if the file is incomplete."""
     try:
         with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
-            facts = json.loads((reader.schema.metadata or {}).get(_METADATA_KEY, b"{}"))
+            about = json.loads((reader.schema.metadata or {}).get(_METADATA_KEY, b"{}"))
     except (pa.ArrowException, OSError, EOFError, ValueError):
         return None
     # Older versions did not store the precision, which was 32-true.
-    return {PRECISION: "32-true", **facts} if isinstance(facts, dict) else {}
+    return {PRECISION: "32-true", **about} if isinstance(about, dict) else {}
 
 
 def stored_precision(folder: Path) -> str | None:
     """Return the --precision of the unfinished predictions in a folder; None if there are no predictions."""
-    stored = (_read_facts(require_regular(path)) for path in sorted(folder.glob(_FILE_PATTERN)))
-    precision = next((facts.get(PRECISION) for facts in stored if facts is not None), None)
+    stored = (_read_about(require_regular(path)) for path in sorted(folder.glob(_FILE_PATTERN)))
+    precision = next((about.get(PRECISION) for about in stored if about is not None), None)
     return precision if precision in EXPLICIT_CHOICES else None
 
 

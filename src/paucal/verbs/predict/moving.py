@@ -140,10 +140,10 @@ def predict_moving(
         count = counted(predictor.reading.channels, "channel")
         raise UserError(f"this model reads {count}, but frames have three: give another model.")
     frame_columns = ["frame"] if moving.watch is None else []
-    facts = {"model": model_digest(run), "--every": moving.every, "--mirror": settings.mirror, "--top-k": outputs.top_k}
+    about = {"model": model_digest(run), "--every": moving.every, "--mirror": settings.mirror, "--top-k": outputs.top_k}
     if settings.precision is not None:
-        facts["--precision"] = settings.precision
-    with PredictionTable(outputs.output, ["path", *frame_columns, "time", *predictor.header], facts) as table:
+        about["--precision"] = settings.precision
+    with PredictionTable(outputs.output, ["path", *frame_columns, "time", *predictor.header], about) as table:
         if table.done:
             console.say(f"{outputs.output} has predictions already: continuing")
         try:

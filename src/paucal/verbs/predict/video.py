@@ -187,8 +187,8 @@ def watch_images(
         stamps = _picture_stamps(folder, known_paths)
         complete = [path for path, stamp in stamps.items() if previous_stamps.get(path) == stamp]
         for path in sorted(complete, key=lambda path: (stamps[path][1], path)):
-            given_up = time.time() - stamps[path][1] / 1e9 > MAX_UNREADABLE_SECONDS
-            if (frame := _read_picture(path, reading, console, given_up)) is not None:
+            is_last_attempt = time.time() - stamps[path][1] / 1e9 > MAX_UNREADABLE_SECONDS
+            if (frame := _read_picture(path, reading, console, is_last_attempt)) is not None:
                 known_paths.add(path)
                 last_time = time.monotonic()
                 yield frame
@@ -218,14 +218,14 @@ def _picture_stamps(folder: Path, known_paths: set[str]) -> dict[str, tuple[int,
     return stamps
 
 
-def _read_picture(path: str, reading: DecodeOptions, console: Console, given_up: bool) -> VideoFrame | None:
-    """Return an image file as a frame; if it is unreadable, return None or, if `given_up`, a frame without image."""
+def _read_picture(path: str, reading: DecodeOptions, console: Console, is_last_attempt: bool) -> VideoFrame | None:
+    """Return an image file as a frame; if unreadable, return None, or at the last attempt a frame without image."""
     picture: Image.Image | None = None
     try:
         picture = InputImages(open_sources([path], console, reading), reading).read(0)
         picture.load()
     except (UnreadableImage, UserError, OSError) as problem:
-        if not given_up:
+        if not is_last_attempt:
             return None
         console.say(f"no prediction for an unreadable image: {problem}")
     return VideoFrame(path, None, datetime.now().isoformat(timespec="milliseconds"), picture)

@@ -38,6 +38,7 @@ ROW_GROUP_SIZE = 4096  # number of rows of features that are compressed together
 TILE_SIDE = 112  # side of a tile of the contact sheet in pixels
 SHEET_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
 NO_CLASS = "none of the classes"  # heading above images for which a multi-label model predicts no class
+NO_LABEL = -1  # number that stands for "no class" among the class numbers of a contact sheet
 _JPEG_QUALITY = 88  # quality of a JPEG file, from 0 to 95
 # Row of a contact sheet: heading, number of images of the class, and (position, probability) of each shown image.
 Row = tuple[str, int, list[tuple[int, float]]]
@@ -233,23 +234,31 @@ def sheet_rows(blocks: Iterable[OutputBatch], card: ModelCard) -> list[Row]:
     for block in blocks:
         positions, shares = start + np.flatnonzero(block.readable), block.shares.numpy()
         start += len(block)
-        for label, numbers in _rows_by_class(shares, card).items():
-            probabilities = shares[numbers].max(1, initial=0) if label < 0 else shares[numbers, label]
-            members.setdefault(label, []).append((positions[numbers], probabilities))
+        if card.thresholds is None:
+            is_predicted = np.zeros(shares.shape, dtype=bool)
+            is_predicted[np.arange(len(shares)), shares.argmax(1)] = True
+        else:
+            is_predicted = shares >= np.asarray(card.thresholds, dtype=np.float32)
+        for label in np.flatnonzero(is_predicted.any(0)).tolist():
+            numbers = np.flatnonzero(is_predicted[:, label])
+            members.setdefault(label, []).append((positions[numbers], shares[numbers, label]))
+        unpredicted = np.flatnonzero(~is_predicted.any(1))
+        if len(unpredicted):
+            members.setdefault(NO_LABEL, []).append((positions[unpredicted], shares[unpredicted].max(1, initial=0)))
     rows = {label: [np.concatenate(part) for part in zip(*parts, strict=True)] for label, parts in members.items()}
-    order = sorted(rows, key=lambda label: (label < 0, -len(rows[label][0]), label))
+    order = sorted(rows, key=lambda label: (label == NO_LABEL, -len(rows[label][0]), label))
     sheet = []
     for label in order:
         positions, probabilities = rows[label]
         ranked = np.argsort(-probabilities, kind="stable")
         spaced = ranked[np.linspace(0, len(ranked) - 1, min(MAX_COLUMNS, len(ranked))).round().astype(int)]
         shown = [(int(positions[index]), float(probabilities[index])) for index in spaced]
-        sheet.append((NO_CLASS if label < 0 else card.classes[label], len(ranked), shown))
+        sheet.append((NO_CLASS if label == NO_LABEL else card.classes[label], len(ranked), shown))
     return sheet
 
 
 def _draw_sheet(rows: list[Row], pictures: InputImages, advance: Callable[[int, int], None]) -> Image.Image:
-    headed = [
+    titled_rows = [
         (
             f"{shorten(escape_controls(name), 100)} ({count})".encode(errors="replace").decode(),
             [(position, percent(share, ".0f")) for position, share in members],
@@ -259,22 +268,10 @@ def _draw_sheet(rows: list[Row], pictures: InputImages, advance: Callable[[int, 
     # matplotlib's default font has letters of most alphabets.
     font = str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")
     fonts = ImageFont.truetype(font, 15), ImageFont.truetype(font, 11)
-    return draw_sheet(headed, pictures.read, SheetStyle(TILE_SIDE, 6, 22, 16, fonts), advance)
+    return draw_sheet(titled_rows, pictures.read, SheetStyle(TILE_SIDE, 6, 22, 16, fonts), advance)
 
 
 def sheet_writer(page: Image.Image, path: Path) -> Callable[[object], None]:
     """Return a function that writes a contact sheet to an open file, in the format of the suffix of `path`."""
     kind = SHEET_FORMATS[path.suffix.lower()]
     return lambda file: page.save(file, kind, **({"quality": _JPEG_QUALITY} if kind == "JPEG" else {}))  # type: ignore[arg-type]
-
-
-def _rows_by_class(probabilities: NDArray[np.float32], card: ModelCard) -> dict[int, NDArray[np.int64]]:
-    """Map each class to the rows of `probabilities` for which it is predicted; -1 to rows without a predicted class."""
-    if card.thresholds is None:
-        is_predicted = np.zeros(probabilities.shape, dtype=bool)
-        is_predicted[np.arange(len(probabilities)), probabilities.argmax(1)] = True
-    else:
-        is_predicted = probabilities >= np.asarray(card.thresholds, dtype=np.float32)
-    members = {int(label): np.flatnonzero(is_predicted[:, label]) for label in np.flatnonzero(is_predicted.any(0))}
-    unpredicted = np.flatnonzero(~is_predicted.any(1))
-    return members | ({-1: unpredicted} if len(unpredicted) else {})

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Collection
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -18,7 +18,6 @@ from paucal.types import UserError
 from paucal.verbs.serve.labelling import Conflict, Labelling
 from paucal.verbs.serve.picture_predictor import PicturePredictor
 
-T = TypeVar("T")
 MAX_WAITING = 16  # largest number of images that wait in memory for their predictions
 MAX_LABEL_BYTES = 10_000  # size limit of a request from the labelling page, in bytes
 MAX_REQUEST_SECONDS = 30.0  # time limit for receiving the body of a request
@@ -128,22 +127,31 @@ def make_app(
 
 def make_label_app(labelling: Labelling, hosts: Collection[str] | None) -> Guard:
     """Return the application of the labelling page; `hosts` has the same meaning as in `make_app`."""
+    # The method that answers a request, and the names and types of the request's fields, by path.
+    actions: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, type]]] = {
+        "/api/next": (labelling.next, {"tab": str}),
+        "/api/undo": (labelling.undo, {"tab": str}),
+        "/api/skip": (labelling.skip, {"tab": str, "image": int}),
+        "/api/save": (labelling.save, {"tab": str, "image": int, "label": str}),
+    }
 
-    def make_post_route(path: str, handle: Callable[[dict[str, Any]], dict[str, Any]]) -> Route:
-        async def respond(request: Request) -> Response:
-            content = await read_body(request, MAX_LABEL_BYTES, JSON_TYPES)
-            try:
-                fields = json.loads(content)
-            except (ValueError, RecursionError):
-                fields = None
-            if not isinstance(fields, dict):
-                raise RefusedRequest(422, "send a JSON object.")
-            try:
-                return JSONResponse(await run_in_threadpool(handle, fields))
-            except OSError as problem:
-                return JSONResponse({"error": f"the label could not be saved ({problem.strerror})."}, 507)
-
-        return Route(path, respond, methods=["POST"])
+    async def respond(request: Request) -> Response:
+        method, field_types = actions[request.scope["path"]]
+        content = await read_body(request, MAX_LABEL_BYTES, JSON_TYPES)
+        try:
+            fields = json.loads(content)
+        except (ValueError, RecursionError):
+            fields = None
+        if not isinstance(fields, dict):
+            raise RefusedRequest(422, "send a JSON object.")
+        for name, field_type in field_types.items():
+            if type(fields.get(name)) is not field_type:
+                noun = "text" if field_type is str else "number"
+                raise RefusedRequest(422, f"the request has no {noun} field {name!r}.")
+        try:
+            return JSONResponse(await run_in_threadpool(method, *(fields[name] for name in field_types)))
+        except OSError as problem:
+            return JSONResponse({"error": f"the label could not be saved ({problem.strerror})."}, 507)
 
     async def send_image(request: Request) -> Response:
         try:
@@ -152,20 +160,8 @@ def make_label_app(labelling: Labelling, hosts: Collection[str] | None) -> Guard
             return JSONResponse({"error": str(problem)}, 404)
         return Response(content, media_type="image/jpeg")
 
-    def skip(fields: dict[str, Any]) -> dict[str, Any]:
-        return labelling.skip(_field(fields, "tab", str), _field(fields, "image", int))
-
-    def save(fields: dict[str, Any]) -> dict[str, Any]:
-        return labelling.save(_field(fields, "tab", str), _field(fields, "image", int), _field(fields, "label", str))
-
-    routes = [
-        Route("/api/image/{number:int}", send_image),
-        make_post_route("/api/next", lambda fields: labelling.next(_field(fields, "tab", str))),
-        make_post_route("/api/undo", lambda fields: labelling.undo(_field(fields, "tab", str))),
-        make_post_route("/api/skip", skip),
-        make_post_route("/api/save", save),
-    ]
-    return _make_guarded_app(LABEL_FILES, routes, hosts)
+    routes = [Route(path, respond, methods=["POST"]) for path in actions]
+    return _make_guarded_app(LABEL_FILES, [Route("/api/image/{number:int}", send_image), *routes], hosts)
 
 
 def _make_guarded_app(pages: dict[str, str], routes: list[Route], hosts: Collection[str] | None) -> Guard:
@@ -216,11 +212,3 @@ async def read_body(request: Request, max_bytes: int, content_types: tuple[str, 
     if not content:
         raise RefusedRequest(422, f"the {noun} is empty: send another {noun}.")
     return bytes(content)
-
-
-def _field(fields: dict[str, Any], name: str, kind: type[T]) -> T:
-    """Return a field of a request; refuse the request if the field is missing or is not a `kind`, `str` or `int`."""
-    if type(fields.get(name)) is not kind:
-        noun = "text" if kind is str else "number"
-        raise RefusedRequest(422, f"the request has no {noun} field {name!r}.")
-    return fields[name]

@@ -1,7 +1,8 @@
 """The order of the images on the labelling page: the most useful first if there is a model, else in random order."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from paucal.settings.shared import DataSettings
 from paucal.types import UserError
 from paucal.verbs.next.launch import describe_choice
 from paucal.verbs.next.predictions import Classifier
-from paucal.verbs.next.selection import ChosenImage, choose_images
+from paucal.verbs.next.selection import choose_images
 from paucal.verbs.serve.labelling import LabelFile, Labelling, Suggestion
 from paucal.verbs.serve.settings import ServeSettings
 from paucal.wording import counted
@@ -86,28 +87,18 @@ def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile
 
 
 def _rank_images(model: Classifier, images: ImageSet, console: Console) -> tuple[list[int], dict[int, Suggestion]]:
+    """Return the positions of all images, the most useful first, and the model's suggestion for each image."""
     predictions = model.predict(images, console)
     choices = choose_images(
         predictions.unsure, predictions.features, predictions.training_features, MAX_RANKED, 1 / RANDOM_EVERY
     )
     suggestions = {index: Suggestion(top) for index, top in enumerate(predictions.likeliest)}
     for choice in choices:
-        suggestions[choice.index] = Suggestion(
-            suggestions[choice.index].top_classes, describe_choice(predictions, choice)
-        )
-    order = with_random_images(choices)
-    unranked = np.setdiff1d(np.arange(len(images)), order)
-    return [*order, *np.random.default_rng(0).permutation(unranked).tolist()], suggestions
-
-
-def with_random_images(choices: Sequence[ChosenImage]) -> list[int]:
-    """Return the positions of the choices in order, with a randomly drawn choice inserted after every nine others.
-
-    Example:
-        >>> with_random_images([ChosenImage(n) for n in range(12)] + [ChosenImage(20, is_random=True)])
-        [0, 1, 2, 3, 4, 5, 6, 7, 8, 20, 9, 10, 11]
-    """
+        reason = describe_choice(predictions, choice)
+        suggestions[choice.index] = replace(suggestions[choice.index], reason=reason)
+    # The last of every `RANDOM_EVERY` consecutive images is a random choice.
     order = [choice.index for choice in choices if not choice.is_random]
     for number, index in enumerate([choice.index for choice in choices if choice.is_random], 1):
         order.insert(RANDOM_EVERY * number - 1, index)
-    return order
+    unranked = np.setdiff1d(np.arange(len(images)), order)
+    return [*order, *np.random.default_rng(0).permutation(unranked).tolist()], suggestions
