@@ -20,7 +20,7 @@ from paucal.signals import INTERRUPT_CODE, INTERRUPT_MESSAGE, raise_on_interrupt
 from paucal.types import UserError
 from paucal.wording import did_you_mean, one_line_message
 
-SUMMARIES_BY_PURPOSE = {  # what each command does, by purpose and name
+SUMMARIES_BY_PURPOSE = {  # summary of each command, by purpose and name
     "a model for your images": {
         "check": "report the content of a data set and its problems",
         "train": "train a model on a folder of images",

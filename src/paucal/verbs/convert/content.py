@@ -77,7 +77,7 @@ class LabelledSet:
     items: tuple[LabelledImage, ...]
     class_numbers: dict[str, int]
     mask: Callable[[int], NDArray[np.uint8]] | None = None  # (H, W) class numbers of the image at a position, if any
-    lost: Counter[str] = field(default_factory=Counter)  # what the target layout cannot store, by its description
+    lost: Counter[str] = field(default_factory=Counter)  # number of labels that the layout cannot store, by description
     model: str = ""  # name of the model that predicted the labels; "" for human labels
 
     @property

@@ -30,6 +30,8 @@ from paucal.writing import csv_text
 SHOWN_LAYERS = 4  # one per quarter of the depth: layers 2, 5, 8 and 11 of 12, as in figures 3 to 5 of the DHVT paper
 ALL_LAYERS = "all"  # value of --layer that selects all layers
 MAX_TOKENS = 900  # largest number of tokens for which the whole attention matrix is drawn
+# Function that draws an image, and returns the figures by name.
+ImageView = Callable[[TrainedModel, ExplainInput, ExplainSettings], dict[str, Figure]]
 
 
 def heads_view(model: TrainedModel, image: ExplainInput, settings: ExplainSettings) -> dict[str, Figure]:
@@ -87,7 +89,7 @@ def head_tokens_view(model: TrainedModel, image: ExplainInput, settings: Explain
 
 
 # Views that are drawn for one image at a time, since the attention maps of a large image take up gigabytes.
-SINGLE_IMAGE_VIEWS: dict[str, Callable[[TrainedModel, ExplainInput, ExplainSettings], dict[str, Figure]]] = {
+SINGLE_IMAGE_VIEWS: dict[str, ImageView] = {
     "attention": heads_view,
     "rollout": rollout_view,
     "head-tokens": head_tokens_view,

@@ -6,7 +6,6 @@ epoch or, if the run has no validation images, of the last epoch.
 """
 
 import re
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,14 +30,15 @@ from paucal.runs import open_model_folder
 from paucal.runs.weights import load_checkpoint
 from paucal.tasks.classification.trainer_inputs import LOSS_COLUMN
 from paucal.types import UserError
+from paucal.verbs.explain.attention import ImageView
 from paucal.verbs.explain.inputs import ExplainInput, convert_model_input, stack_views
-from paucal.verbs.explain.settings import PATCH_POSITION
+from paucal.verbs.explain.settings import PATCH_POSITION, ExplainSettings
 from paucal.wording import first_line
 
 _HEAD_KEY = re.compile(r"objective\.terms\.\d+\.(heads\..+)")
 
 
-def open_relative_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
+def _open_relative_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
     """Return the DrLoc loss term of a run with its trained heads; `model` is the model of the run."""
     if isinstance(name, TrainedModel):
         raise UserError(
@@ -68,30 +68,37 @@ def open_relative_localizer(name: TrainedModel | str, model: TrainedModel) -> Dr
     return term.to(model.device).eval()
 
 
-@torch.no_grad()
-def localization_figure(term: DrLoc, model: TrainedModel, image: ExplainInput, tokens: Sequence[str] | None) -> Figure:
-    """Draw the predicted offset from the first patch in `tokens` (or the middle one) to a corner, and all errors.
+def open_localization_view(name: TrainedModel | str, model: TrainedModel) -> ImageView:
+    """Return a function that draws the offsets between patches, predicted by the DrLoc head of the last feature map.
 
-    The offsets between all pairs of patches are predicted by the head of the last feature map.
+    The figure shows the predicted offset from the first patch of `--token` (or the middle one) to a corner, and all
+    errors.
     """
-    with prepare_for_hooks(model.module) as module:
-        backbone = FeatureBackbone(module, model.card.preprocessing.image_size)
-        grid = term.pooled(backbone(stack_views([image], model), term.request).grids[-1]).float()
-    size = (grid.shape[2], grid.shape[3])
-    pairs = all_pairs(size).to(grid.device)
-    head: nn.Module = term.heads[-1]
-    predicted = _offsets_in_patches(head(grid, pairs), term.options, size)
-    signed = (term.options.target if term.options.mode in ("l1", "signed") else term.options.classes) != "absolute"
-    truth = pair_targets(pairs, *size, target="signed" if signed else "absolute", scale="none")
-    rows, columns = size
-    shape = (rows * columns, rows * columns, 2)
-    view = OffsetView(predicted.cpu().view(shape), truth[0].cpu().view(shape), size, signed)
-    match = next(filter(None, map(PATCH_POSITION.fullmatch, tokens or ())), None)
-    patch = (int(match[1]), int(match[2])) if match else (rows // 2, columns // 2)
-    if patch[0] >= rows or patch[1] >= columns:
-        raise UserError(f"--token: the patch {patch} lies outside the grid of {rows}x{columns} patches: count from 0.")
-    corner = (0, 0) if patch != (0, 0) else (rows - 1, columns - 1)
-    return offsets_figure(image.picture, view, corner, patch)
+    term = _open_relative_localizer(name, model)
+
+    @torch.no_grad()
+    def draw(model: TrainedModel, image: ExplainInput, settings: ExplainSettings) -> dict[str, Figure]:
+        with prepare_for_hooks(model.module) as module:
+            backbone = FeatureBackbone(module, model.card.preprocessing.image_size)
+            grid = term.pooled(backbone(stack_views([image], model), term.request).grids[-1]).float()
+        rows, columns = int(grid.shape[2]), int(grid.shape[3])
+        size = (rows, columns)
+        pairs = all_pairs(size).to(grid.device)
+        head: nn.Module = term.heads[-1]
+        predicted = _offsets_in_patches(head(grid, pairs), term.options, size)
+        signed = (term.options.target if term.options.mode in ("l1", "signed") else term.options.classes) != "absolute"
+        truth = pair_targets(pairs, *size, target="signed" if signed else "absolute", scale="none")
+        shape = (rows * columns, rows * columns, 2)
+        view = OffsetView(predicted.cpu().view(shape), truth[0].cpu().view(shape), size, signed)
+        match = next(filter(None, map(PATCH_POSITION.fullmatch, settings.token or ())), None)
+        patch = (int(match[1]), int(match[2])) if match else (rows // 2, columns // 2)
+        if patch[0] >= rows or patch[1] >= columns:
+            grid_text = f"the grid of {rows}x{columns} patches"
+            raise UserError(f"--token: the patch {patch} lies outside {grid_text}: count from 0.")
+        corner = (0, 0) if patch != (0, 0) else (rows - 1, columns - 1)
+        return {"localization": offsets_figure(image.picture, view, corner, patch)}
+
+    return draw
 
 
 def _offsets_in_patches(outputs: tuple[Tensor, Tensor], options: DrLocOptions, size: tuple[int, int]) -> Tensor:
@@ -116,37 +123,34 @@ def _offsets_in_patches(outputs: tuple[Tensor, Tensor], options: DrLocOptions, s
     return torch.stack(values, 1)
 
 
-class PatchClassifiers:
-    """Classifies every patch of an image as token labeling does, with a model and, if one is named, also a teacher.
+def open_tokens_view(model: TrainedModel, teacher: str | None, device: str) -> ImageView:
+    """Return a function that draws an image with the classes of its patches, as token labeling predicts them.
 
-    The teacher must have all classes of the model, for which the images are preprocessed.
+    The classes are predicted by the model and, if one is named, also by a teacher, which must have all classes of the
+    model.
     """
-
-    def __init__(self, model: TrainedModel, teacher: str | None, device: str) -> None:
-        self._model = model.require_classifier()
-        models = {"predicted classes of the patches": model}
-        if teacher is not None:
-            other = open_named(teacher, device, setting="--teacher").require_classifier()
-            if missing := [name for name in model.classes if name not in other.classes]:
-                raise UserError(
-                    f"--teacher: {teacher} lacks the class {missing[0]!r} of the model: give another teacher."
-                )
-            models = {"teacher": other, "student": model}
-        self._models = [
-            (title, shown, DenseTeacher(shown.module, shown.card.preprocessing.image_size))
-            for title, shown in models.items()
-        ]
+    models = {"predicted classes of the patches": model.require_classifier()}
+    if teacher is not None:
+        other = open_named(teacher, device, setting="--teacher").require_classifier()
+        if missing := [name for name in model.classes if name not in other.classes]:
+            raise UserError(f"--teacher: {teacher} lacks the class {missing[0]!r} of the model: give another teacher.")
+        models = {"teacher": other, "student": model}
+    dense_models = [
+        (title, shown, DenseTeacher(shown.module, shown.card.preprocessing.image_size))
+        for title, shown in models.items()
+    ]
 
     @torch.no_grad()
-    def figure(self, image: ExplainInput) -> Figure:
-        """Draw an image with the predicted classes of its patches from all models."""
+    def draw(model: TrainedModel, image: ExplainInput, settings: ExplainSettings) -> dict[str, Figure]:
         shares = []
-        for title, model, dense in self._models:
-            logits = dense(convert_model_input(image.view[None], self._model, model))[0][0].float()
-            probabilities = logits.sigmoid() if model.card.is_multi_label else logits.softmax(0)
-            order = [model.classes.index(name) for name in self._model.classes]
+        for title, shown, dense in dense_models:
+            logits = dense(convert_model_input(image.view[None], model, shown))[0][0].float()
+            probabilities = logits.sigmoid() if shown.card.is_multi_label else logits.softmax(0)
+            order = [shown.classes.index(name) for name in model.classes]
             shares.append((title, probabilities[order].cpu()))
-        return tokens_figure(image.picture, shares, self._model.classes)
+        return {"tokens": tokens_figure(image.picture, shares, model.classes)}
+
+    return draw
 
 
 def mirror_match_mask(matches: Correspondence) -> Tensor:

@@ -24,7 +24,7 @@ from paucal.settings.values import settings_from_keywords, with_settings_signatu
 from paucal.types import UserError
 from paucal.verbs.explain.attention import SINGLE_IMAGE_VIEWS, EntropyAccumulator, features_figures
 from paucal.verbs.explain.attribution import choose_method, class_numbers, explain_batch
-from paucal.verbs.explain.cells import PatchClassifiers, localization_figure, matches_figure, open_relative_localizer
+from paucal.verbs.explain.cells import matches_figure, open_localization_view, open_tokens_view
 from paucal.verbs.explain.inputs import ExplainInput, file_stem, read_images
 from paucal.verbs.explain.settings import VIEWS, ExplainSettings, require_used_settings
 from paucal.verbs.explain.writing import FigureWriter, choose_output_folder
@@ -148,8 +148,12 @@ class _Drawer:
         self._model, self._views, self._method, self._settings = model, views, method, settings
         if set(views) & NEEDS_ATTENTION:
             require_attention(model.module)
-        self._localizer = open_relative_localizer(name, model) if "localization" in views else None
-        self._patches = PatchClassifiers(model, settings.teacher, settings.device) if "tokens" in views else None
+        # Functions from an image to its figures by name.
+        self._image_views = [SINGLE_IMAGE_VIEWS[view] for view in views if view in SINGLE_IMAGE_VIEWS]
+        if "localization" in views:
+            self._image_views.append(open_localization_view(name, model))
+        if "tokens" in views:
+            self._image_views.append(open_tokens_view(model, settings.teacher, settings.device))
         self.entropies = EntropyAccumulator(model, settings.against, settings.device) if "entropy" in views else None
         self._sheet: list[AttributedImage] = []
 
@@ -165,22 +169,13 @@ class _Drawer:
         if "features" in self._views:
             yield from features_figures(model, batch)
         for image in batch:
-            yield from self._draw_image(image)
+            for draw in self._image_views:
+                for label, figure in draw(model, image, settings).items():
+                    yield f"{file_stem(image.name)}_{label}", figure
         if self.entropies is not None:
             self.entropies.add(batch)
         if "matches" in self._views:
             yield f"{file_stem(batch[0].name)}_matches", matches_figure(model, batch)
-
-    def _draw_image(self, image: ExplainInput) -> Iterator[tuple[str, Figure]]:
-        for view in self._views:
-            if view in SINGLE_IMAGE_VIEWS:
-                for label, figure in SINGLE_IMAGE_VIEWS[view](self._model, image, self._settings).items():
-                    yield f"{file_stem(image.name)}_{label}", figure
-        if self._localizer is not None:
-            figure = localization_figure(self._localizer, self._model, image, self._settings.token)
-            yield f"{file_stem(image.name)}_localization", figure
-        if self._patches is not None:
-            yield f"{file_stem(image.name)}_tokens", self._patches.figure(image)
 
     def draw_all(self) -> Iterator[tuple[str, Figure]]:
         """Yield (name, figure) for each figure that shows all images together."""

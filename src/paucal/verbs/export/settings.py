@@ -57,7 +57,7 @@ class ComparisonSettings:
 class LimitSettings:
     """Limits on the size and the time of one file."""
 
-    help_group = "a file that fits"
+    help_group = "limits"
     max_size: str | None = option(
         "largest size of the file, such as 5MB; writes the best file within the limits, which contains this model or a "
         "smaller model distilled from it",

@@ -50,7 +50,7 @@ from paucal.wording import counted
 EVERY_FRAME = "frame"  # value of --every that selects each frame
 TIMED_BATCH_SIZES = (1, 4, 16, 64)  # numbers of images per forward pass among which the fastest is chosen
 MIN_RELATIVE_SPEED = 0.95  # minimum speed of the chosen batch size, as a fraction of the highest speed
-MIN_FONT_SIZE = 12  # minimum font size in pixels
+MIN_FONT_SIZE = 12  # in pixels
 Rows = Sequence[Sequence[object]]
 
 

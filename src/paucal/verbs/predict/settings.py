@@ -45,7 +45,7 @@ class MovingSettings:
 class OutputSettings:
     """Settings of the files that `paucal predict` writes; `paucal.predict` returns Python objects instead."""
 
-    help_group = "what is written"
+    help_group = "output"
     format: Literal["csv", "json"] | None = option(
         "format of the predictions; for a detector, json is the COCO format (default: extension of --output, else csv)"
     )

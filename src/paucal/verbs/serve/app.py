@@ -13,6 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paucal.types import UserError
 from paucal.verbs.serve.labelling import Conflict, Labelling
@@ -52,33 +53,31 @@ def host_name(header: str) -> str:
     return header.partition(":")[0].lower()
 
 
-class Guard:
-    """ASGI middleware that adds security headers and refuses requests to host names other than `hosts`.
+def _guard(app: ASGIApp, hosts: Collection[str] | None) -> ASGIApp:
+    """Return the application with security headers, which refuses requests to host names other than `hosts`.
 
     If `hosts` is None, all host names are allowed. A page of another site can make its own host name resolve to this
     machine's address (DNS rebinding). Such requests are refused, since their Host header has the host name of the other
     site.
     """
 
-    def __init__(self, app: Any, hosts: Collection[str] | None) -> None:
-        self._app, self._hosts = app, hosts
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Handle one request."""
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
             return
 
-        async def send_with_headers(message: Any) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
         requested_host = host_name(Headers(scope=scope).get("host", ""))
-        if self._hosts is not None and requested_host not in self._hosts:
+        if hosts is not None and requested_host not in hosts:
             await PlainTextResponse("this host name is not served", 400)(scope, receive, send_with_headers)
             return
-        await self._app(scope, receive, send_with_headers)
+        await app(scope, receive, send_with_headers)
+
+    return handle
 
 
 class RefusedRequest(Exception):
@@ -95,7 +94,7 @@ def make_app(
     max_bytes: int,
     hosts: Collection[str] | None,
     max_waiting: int = MAX_WAITING,
-) -> Guard:
+) -> ASGIApp:
     """Return the application that classifies images of at most `max_bytes` bytes.
 
     While `max_waiting` images wait for their predictions, further requests are refused. `hosts` are the host names
@@ -125,7 +124,7 @@ def make_app(
     return _make_guarded_app(PAGE_FILES, routes, hosts)
 
 
-def make_label_app(labelling: Labelling, hosts: Collection[str] | None) -> Guard:
+def make_label_app(labelling: Labelling, hosts: Collection[str] | None) -> ASGIApp:
     """Return the application of the labelling page; `hosts` has the same meaning as in `make_app`."""
     # The method that answers a request, and the names and types of the request's fields, by path.
     actions: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, type]]] = {
@@ -164,7 +163,7 @@ def make_label_app(labelling: Labelling, hosts: Collection[str] | None) -> Guard
     return _make_guarded_app(LABEL_FILES, [Route("/api/image/{number:int}", send_image), *routes], hosts)
 
 
-def _make_guarded_app(pages: dict[str, str], routes: list[Route], hosts: Collection[str] | None) -> Guard:
+def _make_guarded_app(pages: dict[str, str], routes: list[Route], hosts: Collection[str] | None) -> ASGIApp:
     """Return an application that serves `pages`, which maps URL paths to files of this package, and `routes`.
 
     An error in a request becomes a JSON response with the error message.
@@ -180,7 +179,7 @@ def _make_guarded_app(pages: dict[str, str], routes: list[Route], hosts: Collect
         return JSONResponse({"error": str(problem)}, status)
 
     routes = [*(Route(path, send_file) for path in pages), *routes]
-    return Guard(Starlette(routes=routes, exception_handlers={RefusedRequest: refuse, UserError: refuse}), hosts)
+    return _guard(Starlette(routes=routes, exception_handlers={RefusedRequest: refuse, UserError: refuse}), hosts)
 
 
 async def read_body(request: Request, max_bytes: int, content_types: tuple[str, ...]) -> bytes:
