@@ -183,7 +183,8 @@ def _add_flag(group: Any, item: Field, hint: Any, chosen: bool) -> Any:
 def format_choices(hint: Any) -> str | None:
     """Return the valid values of a Literal type, or of a union with one, as "{a,b}"; None if any value is valid."""
     members = [hint, *typing.get_args(hint)] if typing.get_origin(hint) is not typing.Literal else [hint]
-    choices = [w for m in members if typing.get_origin(m) is typing.Literal for w in typing.get_args(m)]
+    literals = [member for member in members if typing.get_origin(member) is typing.Literal]
+    choices = [choice for literal in literals for choice in typing.get_args(literal)]
     choices += [NUMBER_PLACEHOLDERS[kind] for kind in (int, float) if choices and kind in members]
     return "{" + ",".join(map(str, choices)) + "}" if choices else None
 

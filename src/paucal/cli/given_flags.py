@@ -19,7 +19,7 @@ FLAG_ALIASES = {
     # torchrun would take --monitor for an abbreviation of its own --monitor-interval.
     "--monitor-data": "--monitor",
 }
-# The flags that the user has given, each with the usual flag of the same setting.
+# For each flag that the user gave, the usual flag of the same setting.
 _given_flags: ContextVar[dict[str, str]] = ContextVar("given_flags")
 
 
@@ -47,9 +47,9 @@ def given_flags_in_errors() -> Iterator[None]:
 def note_given_flags(
     arguments: Sequence[str], config: Iterable[str], flags: Collection[str], settings_types: Iterable[type]
 ) -> None:
-    """Store which of the command's `flags`, under all their names, the user has given, for `given_flags_in_errors`.
+    """Store the flags that the user gave, for `given_flags_in_errors`.
 
-    `config` has the names of the settings in config files.
+    `flags` are all names of the command's flags. `config` has the names of the settings in config files.
     """
     usual_flags = dict(FLAG_ALIASES)
     for settings_type in settings_types:

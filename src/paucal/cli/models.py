@@ -26,7 +26,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("pattern", nargs="?", default="*", help="pattern of the names to list")
     parser.add_argument("--ours", action="store_true", help="list only what paucal adds to timm")
     values, _ = parse_arguments(parser, argv)
-    pattern = values.pattern if any(c in values.pattern for c in "*?[") else f"*{values.pattern}*"
+    pattern = values.pattern if set(values.pattern) & set("*?[") else f"*{values.pattern}*"
     names, known_costs = fnmatch.filter(model_names(), pattern), dict(stored_table())
     unknown = [name for name in names if name not in known_costs]
     if unknown:  # models of a timm that is newer than the stored table

@@ -176,10 +176,10 @@ def find_suspects(
     stays in one fold, since a copy in another fold would reveal the label.
     """
     labels, n_classes = images.labels[indices], len(images.classes)
-    given = torch.from_numpy(labels).long()
+    targets = torch.from_numpy(labels).long()
     shares = np.zeros((len(labels), n_classes))  # out-of-fold probabilities
     with console.progress("fitting classifiers") as advance:
-        penalty = fit_head(features, given, n_classes, seed).strength  # chosen as for the linear probe of a run
+        penalty = fit_head(features, targets, n_classes, seed).strength  # chosen as for the linear probe of a run
         splitter = StratifiedGroupKFold(min(FOLDS, len(np.unique(groups))), shuffle=True, random_state=seed % 2**32)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # some classes have fewer images than folds
@@ -188,7 +188,7 @@ def find_suspects(
         for done, (train, held_out) in enumerate(folds, 1):
             mean, deviation = features[train].mean(0), features[train].std(0).clamp(min=1e-8)
             standardised = (features - mean) / deviation
-            classifier = fit_logistic(standardised[train], given[train], n_classes, penalty, SOLVER)
+            classifier = fit_logistic(standardised[train], targets[train], n_classes, penalty, SOLVER)
             shares[held_out] = classifier.scores(standardised[held_out]).double().softmax(1).numpy()
             advance(done, len(folds))
     suspects = []

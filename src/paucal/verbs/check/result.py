@@ -128,7 +128,7 @@ def print_result(result: CheckResult, console: Console) -> None:
         console.say(f"{finding.text}{advice}")
         groups = finding.groups[:3] if finding.level != "note" else ()
         for group in groups:
-            members = [f"{keys[i]} [{result.checked.parts[i]}]" for i in group[:3]]
+            members = [f"{keys[position]} [{result.checked.parts[position]}]" for position in group[:3]]
             console.say(f"            {' = '.join(members)}{' = ...' if len(group) > 3 else ''}")
         if groups and len(finding.groups) > len(groups):
             console.say(f"            and {len(finding.groups) - len(groups)} more")

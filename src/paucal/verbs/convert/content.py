@@ -167,15 +167,15 @@ def _read_mask_set(settings: ConvertSettings, path: Path, progress: ReportProgre
     images = images_of_pairs(pairs, location)
     class_names = None if settings.classes is None else read_class_names(Path(settings.classes))
     masked = read_masks(images, pairs, settings.mask_values, settings.ignore, class_names, progress)
-    items = [LabelledImage(n, "", part, masked.images.store.size(n)) for n, part in enumerate(images.declared_splits)]
+    splits = enumerate(images.declared_splits)
+    items = [LabelledImage(index, "", split, masked.images.store.size(index)) for index, split in splits]
     return LabelledSet("segment", masked.images, tuple(items), number_classes(masked.images.classes), masked.masks.read)
 
 
 def _read_classes(settings: ConvertSettings, path: Path, progress: ReportProgress) -> LabelledSet:
     images = open_undecoded(settings, advance=progress)
-    items = [
-        LabelledImage(n, "", part, labels=tuple(images.classes_of(n))) for n, part in enumerate(images.declared_splits)
-    ]
+    splits = enumerate(images.declared_splits)
+    items = [LabelledImage(index, "", split, labels=tuple(images.classes_of(index))) for index, split in splits]
     return LabelledSet("train", images, tuple(items), number_classes(images.classes))
 
 

@@ -72,7 +72,7 @@ def _region_entry(item: LabelledImage, number: int, obj: AnnotatedObject) -> dic
     elif obj.outline and (mask := mask_of(item, obj)).any():
         value, kind = {"format": "rle", "rle": encode_brush(mask)}, "brushlabels"
     else:
-        left, top, right, bottom = (100 * v / side for v, side in zip(obj.box, (width, height) * 2, strict=True))
+        left, top, right, bottom = (100 * edge / side for edge, side in zip(obj.box, (width, height) * 2, strict=True))
         value = {"x": left, "y": top, "width": right - left, "height": bottom - top, "rotation": 0}
         kind = "rectanglelabels"
     name = {"id": f"{item.index + 1}-{number + 1}", "from_name": _CONTROLS[kind][1], "to_name": "image", "type": kind}

@@ -80,7 +80,8 @@ def head_tokens_view(model: TrainedModel, image: ExplainInput, settings: Explain
         for head, values in enumerate(head_token_maps(layer)[0].cpu())
     ]
     label = "attention of each head token to the patches in its own head"
-    figures = {"head_tokens": maps_figure(image.picture, [v for _, v in panels], [t for t, _ in panels], label)}
+    panel_titles, panel_maps = [title for title, _ in panels], [values for _, values in panels]
+    figures = {"head_tokens": maps_figure(image.picture, panel_maps, panel_titles, label)}
     if len(layers[-1].tokens) <= MAX_TOKENS:
         titles = [f"layer {index + 1}" for index in layer_indices]
         matrices = [averaged(layer)[0].cpu() for layer in layers]

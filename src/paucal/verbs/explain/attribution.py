@@ -51,7 +51,7 @@ def _class_number(name: str, classes: Sequence[str], readable_names: Sequence[st
     if name in classes:
         return list(classes).index(name)
     pairs = enumerate(zip(readable_names, classes, strict=True))
-    matches = [n for n, (readable, label) in pairs if readable.lower() == name.lower() and readable != label]
+    matches = [number for number, (readable, label) in pairs if readable.lower() == name.lower() and readable != label]
     if len(matches) > 1:
         candidates = " and ".join(classes[number] for number in matches)
         raise UserError(f"--explain-class: {name!r} may mean {candidates}: give one of these names.")

@@ -61,7 +61,7 @@ def possible_students(teacher: ExportableClassifier) -> Iterator[Student]:
     available = list(ready_weights("cpu"))
     teacher_spec, longer_side = teacher.card.backbone, max(teacher.card.backbone.image_size)
     if available:
-        sizes = [w.size / 1e6 if isinstance(w, AddedWeights) else w.megabytes for w in available]
+        sizes = [entry.size / 1e6 if isinstance(entry, AddedWeights) else entry.megabytes for entry in available]
         name = available[sizes.index(min(sizes))].name
         is_same_model = name.partition(".")[0] == teacher_spec.name.partition(".")[0]
         yield from (Student(name, side, True) for side in SIDES if not (is_same_model and side >= longer_side))
