@@ -147,6 +147,9 @@ def load_command(verb: str) -> Callable[[Sequence[str]], int]:
     """Import and return the function that runs a command; other commands' modules may import torch, which is slow."""
     if verb in TRAINING_VERBS:
         return partial(importlib.import_module("paucal.cli.training").run, verb)
+    commands = importlib.import_module("paucal.cli.commands")
+    if verb in commands.COMMANDS:
+        return partial(commands.run, verb)
     return importlib.import_module(f"paucal.cli.{verb}").run
 
 
