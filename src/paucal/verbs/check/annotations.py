@@ -220,7 +220,8 @@ def _box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) ->
     tiny = [np.asarray((side < TINY_BOX_SIDE).any(axis=1) & (side >= MIN_BOX_SIDE).all(axis=1)) for side in sides]
     outside, repeated = [], list(map(_is_repeated, readable, corners))
     for annotated, boxes in zip(readable, corners, strict=True):
-        height, width = annotated.size or (np.inf, np.inf)  # of unknown size: only boxes left of or above the image
+        # If the size of the image is unknown, only boxes left of or above the image are certainly outside.
+        height, width = annotated.size or (np.inf, np.inf)
         is_outside = (boxes[:, 0] >= width) | (boxes[:, 1] >= height) | (boxes[:, 2] <= 0) | (boxes[:, 3] <= 0)
         outside.append(is_outside)
     findings = _size_findings(sides)
