@@ -6,8 +6,8 @@ from cli.calls import QUICK, call, failure, make_photos
 from cli.test_cli_serve import free_port
 from paucal.models.trained import load_trained
 from paucal.runner.console import RecordingConsole
-from paucal.verbs.serve.label_order import open_labelling
 from paucal.verbs.serve.labelling import LabelFile
+from paucal.verbs.serve.launch import open_labelling
 from paucal.verbs.serve.settings import ServeSettings
 
 
