@@ -17,7 +17,7 @@ class Command:
     function: str  # name of the function in `paucal.verbs.VERB.launch`
     arguments: Mapping[str, Mapping[str, Any]]  # options of each positional argument, by name
     description: str
-    skip: Sequence[str] = ()  # settings that have no flag; a positional argument of this name gives the setting
+    skip: Sequence[str] = ()  # settings that have no flag, since positional arguments give their values
 
 
 COMMANDS = {
