@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
+from timm.models.swin_transformer import window_partition
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -150,3 +151,8 @@ def pad_indices(indices: Tensor, window: Size) -> Tensor:
     """Pad a (1, H, W, 1) map of indices with -1 on the right and bottom to a multiple of the window's sides."""
     padding = (0, 0, 0, -indices.shape[2] % window[1], 0, -indices.shape[1] % window[0])
     return functional.pad(indices, padding, value=-1)
+
+
+def unshifted_window_groups(grid: Size, window: Size, like: Tensor) -> AttentionGroups:
+    """Return the groups of windows that start at the top left corner; the last windows are padded."""
+    return window_groups(grid, window_partition(pad_indices(cell_indices(grid, like), window), window))

@@ -58,15 +58,15 @@ class _SoftmaxRecorder(TorchFunctionMode):
 
 def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the attention layers whose weights can be recorded, by dotted name, from shallow to deep."""
-    return {name: module for name, module in model.named_modules() if _has_readable_weights(module)}
-
-
-def _has_readable_weights(module: nn.Module) -> bool:
-    weights = layout_of(module).weights
-    if weights == "softmax":
-        return True
-    has_attn_drop = isinstance(getattr(module, "attn_drop", None), nn.Module)
-    return has_attn_drop and (weights == "attn_drop" or hasattr(module, "fused_attn"))
+    layers = {}
+    for name, module in model.named_modules():
+        weights = layout_of(module).weights
+        passes_attn_drop = isinstance(getattr(module, "attn_drop", None), nn.Module) and (
+            weights == "attn_drop" or hasattr(module, "fused_attn")
+        )
+        if weights == "softmax" or passes_attn_drop:
+            layers[name] = module
+    return layers
 
 
 @contextmanager

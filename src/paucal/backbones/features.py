@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from paucal.backbones.layout import LayoutHints, Size, last_tensor, to_grid
 from paucal.backbones.probe import (
-    FeaturePlan,
     HookedTensors,
     final_prefixes,
     make_dummy_images,
@@ -67,22 +66,17 @@ class FeatureBackbone(nn.Module):
         self.image_size = (int(image_size[0]), int(image_size[1]))
         self._hooked = HookedTensors()
         with temporary_eval_mode(self):
-            self._plan = make_feature_plan(model, make_dummy_images(model, self.image_size), self._hooked)
-
-    @property
-    def plan(self) -> FeaturePlan:
-        """How the model's outputs are read, as determined by the forward pass at construction."""
-        return self._plan
+            self.plan = make_feature_plan(model, make_dummy_images(model, self.image_size), self._hooked)
 
     @property
     def grid(self) -> tuple[int, int]:
         """(rows, columns) of the last grid at `image_size`."""
-        return self._plan.last_shape[1:]
+        return self.plan.last_shape[1:]
 
     @property
     def dim(self) -> int:
         """Number of channels of the last grid."""
-        return self._plan.last_shape[0]
+        return self.plan.last_shape[0]
 
     @property
     def cell_size(self) -> tuple[float, float]:
@@ -128,14 +122,19 @@ class FeatureBackbone(nn.Module):
         requests = (request,) if isinstance(request, FeatureRequest) else request
         final, maps, tensors = self._run_model(images, requests, mix_box)
         size = (images.shape[-2], images.shape[-1])
-        prefixes = self._plan.prefixes
-        last = (
-            self._to_grid(final, size, final_prefixes(prefixes))
-            if maps is None or self._plan.final_is_grid
-            else maps[-1]
-        )
-        pooled = last_tensor(final)[:, 0] if self._plan.class_token else last.mean((2, 3))
-        logits, token_logits, distilled = self._logits_of(final, dense)
+        prefixes = self.plan.prefixes
+        if maps is None or self.plan.final_is_grid:
+            last = self._to_grid(final, size, final_prefixes(prefixes))
+        else:
+            last = maps[-1]
+        pooled = last_tensor(final)[:, 0] if self.plan.class_token else last.mean((2, 3))
+        token_logits = distilled = None
+        if dense:
+            logits, token_logits = self.model.dense_logits(final)  # type: ignore[operator]
+        else:
+            logits = self.model.forward_head(final) if self.num_classes > 0 else None  # type: ignore[operator]
+            # timm's models with a distillation token return a pair after `set_distilled_training`.
+            logits, distilled = logits if isinstance(logits, tuple) else (logits, None)
         sides = (last.shape[2], last.shape[3])
 
         def grid_of(name: str) -> Tensor:
@@ -168,19 +167,11 @@ class FeatureBackbone(nn.Module):
             features = self.forward(make_dummy_images(self.model, image_size or self.image_size), request)
         return [(grid.shape[1], grid.shape[2], grid.shape[3]) for grid in features.grids]
 
-    def _logits_of(self, final: Any, dense: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the logits of the image, of its tokens and of the distillation token; None for missing logits."""
-        if dense:
-            return *self.model.dense_logits(final), None  # type: ignore[operator]
-        logits = self.model.forward_head(final) if self.num_classes > 0 else None  # type: ignore[operator]
-        # timm's models with a distillation token return a pair after `set_distilled_training`.
-        return (logits[0], None, logits[1]) if isinstance(logits, tuple) else (logits, None, None)
-
     def _run_model(
         self, images: Tensor, requests: Sequence[FeatureRequest], mix_box: Tensor | None
     ) -> tuple[Any, list[Tensor] | None, dict[str, Any]]:
         """Return the model's final output, its maps per stage (None if not needed), and tensors by module name."""
-        needs_stages = not self._plan.final_is_grid or any(request.levels == "stages" for request in requests)
+        needs_stages = not self.plan.final_is_grid or any(request.levels == "stages" for request in requests)
         mix_argument = {} if mix_box is None else {"mix_box": mix_box}
         self._hooked.tensors = {}
         try:
@@ -196,7 +187,7 @@ class FeatureBackbone(nn.Module):
         return final, maps, tensors
 
     def _to_grid(self, output: Any, size: Size, prefixes: tuple[int, ...], sides: Size | None = None) -> Tensor:
-        grid = to_grid(output, size, prefixes, LayoutHints(self._plan.channels_last, sides))
+        grid = to_grid(output, size, prefixes, LayoutHints(self.plan.channels_last, sides))
         if grid is None:
             raise ValueError(f"an output of {model_name(self.model)} is not a grid for images of {size} pixels")
         return grid
@@ -204,20 +195,20 @@ class FeatureBackbone(nn.Module):
     def _requested_grids(
         self, request: FeatureRequest, last: Tensor, maps: list[Tensor] | None, grid_of: Callable[[str], Tensor]
     ) -> list[Tensor]:
-        norm = self._plan.norm
+        norm = self.plan.norm
         if request.levels == "last":
             return [last if norm is None or request.norm else grid_of(norm)]
         if request.levels == "stages":
             grids = list(maps or [])
         elif request.levels == "merged":
-            if not self._plan.merging_layers:
+            if not self.plan.merging_layers:
                 raise UserError(
                     f"{model_name(self.model)} has no layers that merge patches, as Swin has; use 'stages' or "
                     "'blocks' instead."
                 )
-            grids = [*map(grid_of, self._plan.merging_layers), last if norm is None else grid_of(norm)]
-        elif self._plan.blocks:
-            grids = [grid_of(name) for name in self._plan.blocks]
+            grids = [*map(grid_of, self.plan.merging_layers), last if norm is None else grid_of(norm)]
+        elif self.plan.blocks:
+            grids = [grid_of(name) for name in self.plan.blocks]
         else:
             raise UserError(f"{model_name(self.model)} has no blocks that output grids; use 'stages' instead.")
         return grids if norm is None or not request.norm else [*grids[:-1], last]

@@ -171,18 +171,16 @@ def create_model(name: str, **arguments: Any) -> nn.Module:
     except ConnectionError as error:
         raise UserError(f"the published weights of {name} could not be downloaded ({error}).") from error
     except TypeError as error:
-        raise UserError(_explain_type_error(name, arguments, error)) from error
+        unknown, repeated = _UNKNOWN_ARGUMENT.search(str(error)), _REPEATED_ARGUMENT.search(str(error))
+        if unknown is not None:
+            reason = f"{name} has no argument {unknown[1]!r}; remove it."
+        elif repeated is not None:
+            reason = f"the argument {repeated[1]!r} of {name} cannot be changed; remove it or choose another model."
+        else:
+            reason = f"{name} cannot be built with {arguments}: {_first_line(error)}."
+        raise UserError(reason) from error
     except (ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, ValueError) as error:
         raise UserError(f"{name} cannot be built with {arguments}: {_first_line(error)}.") from error
-
-
-def _explain_type_error(name: str, arguments: Mapping[str, Any], error: TypeError) -> str:
-    unknown, repeated = _UNKNOWN_ARGUMENT.search(str(error)), _REPEATED_ARGUMENT.search(str(error))
-    if unknown is not None:
-        return f"{name} has no argument {unknown[1]!r}; remove it."
-    if repeated is not None:
-        return f"the argument {repeated[1]!r} of {name} cannot be changed; remove it or choose another model."
-    return f"{name} cannot be built with {arguments}: {_first_line(error)}."
 
 
 def _first_line(error: Exception) -> str:

@@ -95,9 +95,8 @@ def best_window(image_size: Size, patch: int, stages: int) -> int:
     """
 
     def padded(side: int, window: int) -> int:
-        return (
-            side if side <= window else math.ceil(side / window) * window
-        )  # timm shrinks windows larger than the grid
+        # timm shrinks windows that are larger than the grid.
+        return side if side <= window else math.ceil(side / window) * window
 
     def relative_padding(window: int) -> float:
         total = 0.0
@@ -164,25 +163,32 @@ def _choose_sizing(name: str, image_size: Size, arguments: str) -> Sizing:
     # A model with `dynamic_img_size` works at any size. But if other arguments change the patches, so that the model
     # cannot have its usual position embedding, build the model for this size.
     is_dynamic = bool(getattr(model, "dynamic_img_size", False))
-    best: _SizedModel | None = None
-    for grid_arguments in candidate_arguments(model, image_size, user_args):
-        sized = _build_at_size(name, image_size, user_args, grid_arguments, is_dynamic and bool(grid_arguments))
-        if sized is not None and (best is None or sized.side > best.side):
-            best = sized
-        if best is not None and best.side >= min_cells(model):
+    best, size_argument, grid_arguments = None, {}, {}
+    for candidate in candidate_arguments(model, image_size, user_args):
+        prefer_img_size = is_dynamic and bool(candidate)
+        backbone, argument = _build_at_size(name, image_size, {**user_args, **candidate}, prefer_img_size)
+        if backbone is not None and (best is None or min(backbone.grid) > min(best.grid)):
+            best, size_argument, grid_arguments = backbone, argument, candidate
+        if best is not None and min(best.grid) >= min_cells(model):
             break
     if best is None:
         raise UserError(_size_error_message(name, model, image_size))
-    grid = best.backbone.grid
-    if grid == (1, 1):
-        raise UserError(_single_cell_message(name, best.backbone.model, image_size))
-    return Sizing(
-        grid,
-        {**best.size_argument, **best.grid_arguments},
-        _size_reason(name, image_size, best) if best.grid_arguments else None,
-        _coarse_grid_warning(name, best.backbone) if best.side < MIN_STAGED_CELLS else None,
-        sum(parameter.numel() for parameter in best.backbone.parameters()),
-    )
+    if best.grid == (1, 1):
+        raise UserError(_single_cell_message(name, best.model, image_size))
+    reason = warning = None
+    if grid_arguments:
+        settings = " and ".join(f"{key}={value}" for key, value in grid_arguments.items())
+        reason = (
+            f"For {_size_text(image_size)} pixels {name} is built with {settings}, which gives a last grid of "
+            f"{_size_text(best.grid)}."
+        )
+    if min(best.grid) < MIN_STAGED_CELLS:
+        warning = (
+            f"The last grid of {name} is {_size_text(best.grid)}, smaller than 4x4, which is too few cells for losses "
+            f"on cells (dense localization, regions, token labels); {_size_advice(best.model)}."
+        )
+    parameters = sum(parameter.numel() for parameter in best.parameters())
+    return Sizing(best.grid, {**size_argument, **grid_arguments}, reason, warning, parameters)
 
 
 def _build_at_default_size(name: str, image_size: Size, user_args: dict[str, Any]) -> nn.Module:
@@ -214,42 +220,18 @@ def fit_to_image_sizes(name: str, image_sizes: Sequence[Size], arguments: Mappin
     )
 
 
-@dataclass(frozen=True)
-class _SizedModel:
-    """A model built for an image size, with the constructor arguments that were added to the user's."""
-
-    backbone: FeatureBackbone  # model on the meta device, without values
-    size_argument: dict[str, Any]  # the argument `img_size`; empty if the model does not need it
-    grid_arguments: dict[str, Any]  # arguments that make the grid finer; empty if none are needed
-
-    @property
-    def side(self) -> int:
-        """Number of cells along the shorter side of the last grid."""
-        return min(self.backbone.grid)
-
-
 def _build_at_size(
-    name: str, image_size: Size, user_args: dict[str, Any], grid_arguments: dict[str, Any], prefer_img_size: bool
-) -> _SizedModel | None:
-    """Build a model with or without `img_size`, whichever works; `prefer_img_size` decides which is tried first."""
+    name: str, image_size: Size, arguments: dict[str, Any], prefer_img_size: bool
+) -> tuple[FeatureBackbone | None, dict[str, Any]]:
+    """Build a model with or without `img_size`, whichever works; `prefer_img_size` decides which is tried first.
+
+    Return the model on the meta device, or None, and the argument `img_size` if it was needed.
+    """
     for size_argument in ({"img_size": image_size}, {}) if prefer_img_size else ({}, {"img_size": image_size}):
-        backbone = try_size(name, image_size, {**user_args, **grid_arguments, **size_argument})
+        backbone = try_size(name, image_size, {**arguments, **size_argument})
         if backbone is not None:
-            return _SizedModel(backbone, size_argument, grid_arguments)
-    return None
-
-
-def _size_reason(name: str, image_size: Size, sized: _SizedModel) -> str:
-    settings = " and ".join(f"{key}={value}" for key, value in sized.grid_arguments.items())
-    grid = _size_text(sized.backbone.grid)
-    return f"For {_size_text(image_size)} pixels {name} is built with {settings}, which gives a last grid of {grid}."
-
-
-def _coarse_grid_warning(name: str, backbone: FeatureBackbone) -> str:
-    return (
-        f"The last grid of {name} is {_size_text(backbone.grid)}, smaller than 4x4, which is too few cells for losses "
-        f"on cells (dense localization, regions, token labels); {_size_advice(backbone.model)}."
-    )
+            return backbone, size_argument
+    return None, {}
 
 
 def _size_error_message(name: str, model: nn.Module, image_size: Size) -> str:

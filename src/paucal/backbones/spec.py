@@ -59,7 +59,11 @@ class BackboneSpec:
         require_architecture_arguments(self.name, self.arguments)
         _require_valid_sizes(self)
         object.__setattr__(self, "image_size", tuple(self.image_size))
-        object.__setattr__(self, "arguments", _as_json_types(self.name, self.arguments))
+        try:
+            arguments = json.loads(json.dumps(dict(self.arguments), allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise UserError(f"The arguments of {self.name} must be of JSON types: {error}.") from error
+        object.__setattr__(self, "arguments", arguments)
 
     def build(
         self, image_sizes: Sequence[Size] | None = None, drop_path_rate: float | None = None, sync_norms: bool = False
@@ -80,7 +84,14 @@ class BackboneSpec:
         arguments = {**self.arguments, **sizing.arguments}
         _require_memory(self, sizing.parameters, arguments)
         if drop_path_rate is not None:
-            arguments = self._with_drop_path(arguments, drop_path_rate)
+            if not 0 <= drop_path_rate < 1:
+                raise UserError(f"The drop-path rate is {drop_path_rate}; it must be at least 0 and below 1.")
+            if _accepts_arguments(self.name, {**arguments, "drop_path_rate": drop_path_rate}):
+                arguments["drop_path_rate"] = drop_path_rate
+            elif drop_path_rate != 0:
+                raise UserError(
+                    f"{self.name} has no stochastic depth: a drop-path rate of {drop_path_rate} cannot be set; use 0."
+                )
         other_sizes = [(height, width) for height, width in image_sizes or () if (height, width) != self.image_size]
         if other_sizes:
             arguments = fit_to_image_sizes(self.name, [self.image_size, *other_sizes], arguments)
@@ -116,16 +127,6 @@ class BackboneSpec:
                 f"{missing}: restore the file that contains the description."
             )
         return cls(**stored)
-
-    def _with_drop_path(self, arguments: dict[str, Any], rate: float) -> dict[str, Any]:
-        if not 0 <= rate < 1:
-            raise UserError(f"The drop-path rate is {rate}; it must be at least 0 and below 1.")
-        extended = {**arguments, "drop_path_rate": rate}
-        if _accepts_arguments(self.name, extended):
-            return extended
-        if rate == 0:
-            return arguments
-        raise UserError(f"{self.name} has no stochastic depth: a drop-path rate of {rate} cannot be set; use 0.")
 
 
 def _require_memory(spec: BackboneSpec, parameters: int, arguments: Mapping[str, Any]) -> None:
@@ -173,13 +174,6 @@ def _require_valid_sizes(spec: BackboneSpec) -> None:
         raise UserError(
             f"The number of image channels is {spec.in_chans!r}; it must be a whole number from 1 to {MAX_CHANNELS:,}."
         )
-
-
-def _as_json_types(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return json.loads(json.dumps(dict(arguments), allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise UserError(f"The arguments of {name} must be of JSON types: {error}.") from error
 
 
 def use_channels_last(model: nn.Module) -> nn.Module:

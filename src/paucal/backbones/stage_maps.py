@@ -99,7 +99,11 @@ class PyramidBackbone(nn.Module):
         """Return the maps of a batch from the output of `grids`, for images that have the size `size` after padding."""
         per_level = [*grids] * (len(self.levels) if self._has_single_grid else 1)
         maps = [level(grid) for level, grid in zip(self.levels, per_level, strict=True)]
-        return [_resize_exactly(grid, (size[0] // n, size[1] // n)) for grid, n in zip(maps, self.strides, strict=True)]
+        for level, stride in enumerate(self.strides):
+            side = (size[0] // stride, size[1] // stride)
+            if (maps[level].shape[-2], maps[level].shape[-1]) != side:
+                maps[level] = F.interpolate(maps[level], side, mode="bilinear", align_corners=False)
+        return maps
 
     def padded_size(self, height: int, width: int) -> Size:
         """Return the (height, width) in pixels to which images of this size are padded."""
@@ -212,10 +216,3 @@ def _input_size(spec: BackboneSpec) -> Size:
 
 def _power_of_two(stride: float) -> int:
     return 2 ** round(math.log2(stride))
-
-
-def _resize_exactly(grid: Tensor, size: Size) -> Tensor:
-    """Resize a map by bilinear interpolation, unless the map already has the (rows, columns) `size`."""
-    if (grid.shape[-2], grid.shape[-1]) == size:
-        return grid
-    return F.interpolate(grid, size, mode="bilinear", align_corners=False)

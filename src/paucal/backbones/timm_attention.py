@@ -47,6 +47,7 @@ from paucal.backbones.attention_layout import (
     Tokens,
     cell_indices,
     pad_indices,
+    unshifted_window_groups,
     window_groups,
 )
 from paucal.backbones.layout import grid_sides
@@ -76,7 +77,7 @@ def _swin_groups(call: AttentionCall, weights: Tensor, image_size: Size) -> Atte
 
 def _twins_groups(call: AttentionCall, weights: Tensor, image_size: Size) -> AttentionGroups:
     grid, side = (int(call.inputs[1][0]), int(call.inputs[1][1])), call.layer.ws
-    return _group_unshifted_windows(grid, (side, side), call.inputs[0])
+    return unshifted_window_groups(grid, (side, side), call.inputs[0])
 
 
 def _nest_groups(call: AttentionCall, weights: Tensor, image_size: Size) -> AttentionGroups:
@@ -101,7 +102,7 @@ def _plain_window_groups(call: AttentionCall, weights: Tensor, image_size: Size)
         return None
     shape = features.shape[2:] if isinstance(call.block, SpatialBlock) else features.shape[1:3]
     window = (side, side) if isinstance(side, int) else (int(side[0]), int(side[1]))
-    return _group_unshifted_windows((shape[0], shape[1]), window, features)
+    return unshifted_window_groups((shape[0], shape[1]), window, features)
 
 
 def _sam2_groups(call: AttentionCall, weights: Tensor, image_size: Size) -> AttentionGroups:
@@ -112,18 +113,13 @@ def _sam2_groups(call: AttentionCall, weights: Tensor, image_size: Size) -> Atte
     block, features = call.block, call.block_inputs[0]
     rows, columns = int(features.shape[1]), int(features.shape[2])
     window = tuple(block.window_size) if block.is_windowed else (rows, columns)
-    keys = _group_unshifted_windows((rows, columns), window, features)
+    keys = unshifted_window_groups((rows, columns), window, features)
     down, right = block.q_stride or (1, 1)
     # The pooled map is cropped to the size of the shortcut's map: each side is divided by the stride and rounded down.
-    queries = _group_unshifted_windows(
+    queries = unshifted_window_groups(
         (rows // down, columns // right), (window[0] // down, window[1] // right), features
     )
     return AttentionGroups(queries.tokens, keys.tokens, queries.queries, keys.keys)
-
-
-def _group_unshifted_windows(grid: Size, window: Size, like: Tensor) -> AttentionGroups:
-    """Return the groups of windows that start at the top left corner; the last windows are padded."""
-    return window_groups(grid, window_partition(pad_indices(cell_indices(grid, like), window), window))
 
 
 def _mobilevit_groups(call: AttentionCall, weights: Tensor, image_size: Size) -> AttentionGroups | None:
@@ -151,26 +147,21 @@ def _hiera_groups(call: AttentionCall, weights: Tensor, image_size: Size) -> Att
     """
     hiera = next(module for module in call.model.modules() if isinstance(module, Hiera))
     rows, columns = (int(side) for side in hiera.tokens_spatial_shape)
-    cells = torch.arange(rows * columns, device=weights.device).view(1, -1, 1)
-    keys = queries = ((rows, columns), hiera.unroll(cells).flatten())
+    indices = torch.arange(rows * columns, device=weights.device).view(1, -1, 1)
+    keys = queries = ((rows, columns), hiera.unroll(indices).flatten())  # (grid, index in the grid of each token)
     for block in hiera.blocks:
         keys = queries
         if block.attn.q_stride > 1:  # type: ignore[union-attr, operator]
-            queries = _pool_cells(*keys, *hiera.q_stride)
+            (height, width), cells = keys
+            down, right = hiera.q_stride
+            first_cells = cells[: len(cells) // (down * right)]  # the first of the cells that are pooled to each token
+            pooled_grid = (height // down, width // right)
+            pooled_cells = first_cells // width // down * pooled_grid[1] + first_cells % width // right
+            queries = (pooled_grid, pooled_cells)
         if block.attn is call.layer:
             break
     units = weights.shape[2] if weights.ndim == 5 else 1
     return AttentionGroups(Tokens(queries[0]), Tokens(keys[0]), queries[1].view(-1, units).T, keys[1].view(-1, units).T)
-
-
-def _pool_cells(grid: Size, cells: Tensor, down: int, right: int) -> tuple[Size, Tensor]:
-    """Return the grid after pooling `down` x `right` cells into one, and the index of each pooled token in this grid.
-
-    `cells` contains the index in `grid` of each token before the pooling.
-    """
-    first_cells = cells[: len(cells) // (down * right)]  # the first cell of each pooled token
-    coarse = (grid[0] // down, grid[1] // right)
-    return coarse, first_cells // grid[1] // down * coarse[1] + first_cells % grid[1] // right
 
 
 _ATTN_DROP, _SOFTMAX = AttentionLayout("attn_drop"), AttentionLayout("softmax")

@@ -206,10 +206,6 @@ class CvtBackbone(StagedBackbone):
                 blocks.append(CvtBlock(width, attn, mlp_ratio, self.act_layer, make_norm, proj_drop_rate, rate))
             self.stages.append(CvtStage(embed, blocks, width, self.has_class_token and is_last))
 
-    def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters without weight decay."""
-        return {name for name, _ in self.named_parameters() if name.endswith("cls_token")}
-
 
 def require_valid_sizes(
     embed_dims: Sequence[int], depths: Sequence[int], num_heads: Sequence[int], mlp_ratio: float, drop_path_rate: float

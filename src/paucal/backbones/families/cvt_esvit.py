@@ -30,9 +30,7 @@ from paucal.backbones.attention_layout import (
     AttentionCall,
     AttentionGroups,
     AttentionLayout,
-    cell_indices,
-    pad_indices,
-    window_groups,
+    unshifted_window_groups,
 )
 from paucal.backbones.families.common.attention import attend, cached_on_device, join_heads, split_heads
 from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, make_default_cfg, register_variants, to_tokens
@@ -75,7 +73,7 @@ def padding_bias(grid: Grid, window: Grid, device: torch.device) -> Tensor:
 def _window_groups(call: AttentionCall, weights: Tensor, image_size: Grid) -> AttentionGroups:
     grid = call.inputs[1]
     window = choose_window(grid, call.layer.window_size[0], call.layer.padding)
-    return window_groups(grid, window_partition(pad_indices(cell_indices(grid, call.inputs[0]), window), window))
+    return unshifted_window_groups(grid, window, call.inputs[0])
 
 
 class WindowAttention(nn.Module):
@@ -130,27 +128,26 @@ class WindowAttention(nn.Module):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """Apply the layer to the (B, H * W, C) tokens of a grid (H, W); the shape stays the same."""
         window = choose_window(grid, self.window_size[0], self.padding)
-        padding = (-grid[0] % window[0], -grid[1] % window[1])
-        padded_grid = (grid[0] + padding[0], grid[1] + padding[1])
-        x = self._project_cells(x, grid, padding)
+        rows, columns = -grid[0] % window[0], -grid[1] % window[1]  # numbers of padded rows and columns
+        fill = (0, 0, 0, columns, 0, rows)
+        if (rows or columns) and self.padding == "published":
+            cells = functional.pad(x.unflatten(1, grid), fill)
+            x = self.conv_proj(cells.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        else:
+            x = to_tokens(self.conv_proj(as_map(x, grid))).unflatten(1, grid)
+            x = functional.pad(x, fill) if rows or columns else x
         query, key, value = split_heads(self.qkv(window_partition(x, window).flatten(1, 2)), 3, self.num_heads)
-        mask_bias = padding_bias(grid, window, x) if any(padding) and self.padding != "published" else None
-        bias = self._position_bias(window, mask_bias, x.shape[0])
+        mask_bias = None
+        if (rows or columns) and self.padding != "published":
+            mask_bias = padding_bias(grid, window, x).repeat(x.shape[0], 1, 1, 1)
+        bias = self._position_bias(window, mask_bias)
         x = attend(query, key, value, bias, self.scale, self.fused_attn, self.attn_drop)
-        x = window_reverse(join_heads(x), window, *padded_grid)[:, : grid[0], : grid[1]].flatten(1, 2)
+        x = window_reverse(join_heads(x), window, grid[0] + rows, grid[1] + columns)
+        x = x[:, : grid[0], : grid[1]].flatten(1, 2)
         return self.proj_drop(self.proj(x))
 
-    def _project_cells(self, x: Tensor, grid: Grid, padding: Grid) -> Tensor:
-        """Return the output of the convolution (B, H', W', C), padded to a multiple of the window."""
-        fill = (0, 0, 0, padding[1], 0, padding[0])
-        if any(padding) and self.padding == "published":
-            x = functional.pad(x.unflatten(1, grid), fill)
-            return self.conv_proj(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-        x = to_tokens(self.conv_proj(as_map(x, grid))).unflatten(1, grid)
-        return functional.pad(x, fill) if any(padding) else x
-
-    def _position_bias(self, window: Grid, mask_bias: Tensor | None, batch_size: int) -> Tensor | None:
-        mask_bias = None if mask_bias is None else mask_bias.repeat(batch_size, 1, 1, 1)
+    def _position_bias(self, window: Grid, mask_bias: Tensor | None) -> Tensor | None:
+        """Return the relative position bias, if there is one, plus the bias of the mask."""
         table = self.relative_position_bias_table
         if table is None:
             return mask_bias
@@ -180,6 +177,7 @@ class EsvitCvt(CvtBackbone):
     """A CvT with window attention; the defaults are those of EsViT's CvT-T. See `WindowAttention` for the windows."""
 
     embed_layer = SizedConvEmbed
+    undecayed_names = ("relative_position_bias_table",)
 
     def __init__(
         self,
@@ -206,10 +204,6 @@ class EsvitCvt(CvtBackbone):
         )
         self.norm = make_norm(embed_dims[-1])
         self.apply(_init_layer)
-
-    def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters without weight decay: the tables of relative position biases."""
-        return {name for name, _ in self.named_parameters() if name.endswith("relative_position_bias_table")}
 
 
 def _init_layer(module: nn.Module) -> None:
@@ -251,8 +245,6 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[
 
 _CONFIG = make_default_cfg("stages.0.embed.proj", crop_pct=DEIT_CROP_RATIO, license="mit")
 default_cfgs = generate_default_cfgs({"esvit_cvt_tiny": _CONFIG, "esvit_cvt_small": _CONFIG})
-
-
 _SMALL = {"embed_dims": (64, 128, 256, 512), "depths": (2, 2, 10, 4), "num_heads": (2, 4, 8, 16)}
 _VARIANTS = {
     "esvit_cvt_tiny": {"drop_path_rate": 0.1},  # 30.1M parameters, 4.29 GMACs at 224 pixels

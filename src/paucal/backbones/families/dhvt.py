@@ -42,13 +42,7 @@ from paucal.backbones.families.common.contract import (
     register_variants,
     to_tokens,
 )
-from paucal.backbones.families.common.positions import (
-    Size,
-    fit_position_embedding,
-    record_input_size,
-    resample_parameter,
-    resample_positions,
-)
+from paucal.backbones.families.common.positions import Size, fit_position_embedding
 from paucal.backbones.families.common.tokens import Grid, TokenBackbone, require_whole_patches
 from paucal.types import height_and_width
 
@@ -105,14 +99,18 @@ class DhvtParts:
     aggregate: GatedTokens | None = None
 
     def __post_init__(self) -> None:
-        self._require_choice("sope_norm", Norm)
-        self._require_choice("daff_norm", Norm)
-        self._require_choice("local", LocalMixing, None)
-        self._require_choice("aggregate", GatedTokens, None)
-        for name in ("sope", "pre_affine", "post_affine", "head_tokens", "abs_pos", "daff"):
-            self._require_choice(name, Literal[True, False])
-        for name in ("shortcut", "split_cls"):
-            self._require_choice(name, Literal[True, False], None)
+        choices = {
+            **dict.fromkeys(("sope_norm", "daff_norm"), get_args(Norm)),
+            "local": (*get_args(LocalMixing), None),
+            "aggregate": (*get_args(GatedTokens), None),
+            **dict.fromkeys(("sope", "pre_affine", "post_affine", "head_tokens", "abs_pos", "daff"), (True, False)),
+            **dict.fromkeys(("shortcut", "split_cls"), (True, False, None)),
+        }
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            # 0 and 1 are equal to False and True, but not allowed.
+            if not any(value is choice or (isinstance(choice, str) and value == choice) for choice in allowed):
+                raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}")
 
     def feed_forward_options(self) -> dict[str, Any]:
         """Return `local`, `shortcut`, `split_cls` and `aggregate` with None replaced by the default."""
@@ -121,11 +119,6 @@ class DhvtParts:
             defaults = {"local": "none", "shortcut": False, "split_cls": False, "aggregate": "none"}
         options = {name: getattr(self, name) for name in defaults}
         return {name: defaults[name] if value is None else value for name, value in options.items()}
-
-    def _require_choice(self, name: str, allowed: Any, *also_allowed: Any) -> None:
-        value, values = getattr(self, name), (*get_args(allowed), *also_allowed)
-        if not any(value is choice or (isinstance(choice, str) and value == choice) for choice in values):
-            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, values))}")
 
 
 def build_map_norm(kind: Norm, channels: int) -> nn.Module:
@@ -195,10 +188,6 @@ class Sope(nn.Module):
         return self.post_affine(self.proj(self.pre_affine(x)))
 
 
-def _head_token_names(layer: "HeadInteractedAttention") -> tuple[str, ...]:
-    return tuple(f"head {number}" for number in range(1, layer.num_heads + 1)) if layer.head_tokens else ()
-
-
 class HeadInteractedAttention(nn.Module):
     """Self-attention with an additional token per head (the supplement's section 1.3).
 
@@ -211,7 +200,9 @@ class HeadInteractedAttention(nn.Module):
     excludes them. Without `head_tokens`, this is the plain attention of a ViT.
     """
 
-    attention_layout = AttentionLayout(suffix=_head_token_names)
+    attention_layout = AttentionLayout(
+        suffix=lambda layer: tuple(f"head {n}" for n in range(1, layer.num_heads + 1)) if layer.head_tokens else ()
+    )
 
     def __init__(
         self,
@@ -277,15 +268,14 @@ def build_local_mixing(kind: LocalMixing, channels: int) -> nn.Module | None:
 class FeedForward(nn.Module):
     """The base class of feed-forward networks, which contains the bypass for the class token and the gate.
 
-    Subclasses define the layers in `transform`. The published code has the argument `drop` for DAFF, but ignores it.
+    Subclasses define the layers in `_transform` and `_mix`. The published code has the argument `drop` for DAFF, but
+    ignores it.
     """
 
     def __init__(self, dim: int, parts: DhvtParts, drop: float) -> None:
         super().__init__()
-        options: dict[str, Any] = parts.feed_forward_options()
-        self.split_cls: bool = options["split_cls"]
-        self.shortcut: bool = options["shortcut"]
-        self.aggregate: GatedTokens = options["aggregate"]
+        options = parts.feed_forward_options()
+        self.split_cls, self.shortcut, self.aggregate = options["split_cls"], options["shortcut"], options["aggregate"]
         self.act = nn.GELU()
         self.drop = nn.Dropout(drop)
         if self.aggregate != "none":
@@ -298,32 +288,32 @@ class FeedForward(nn.Module):
         counts = (1, x.shape[1] - 1)
         if self.split_cls:
             class_token, cells = x.split(counts, 1)
-            cells = self.transform(cells, grid)
+            cells = self._transform(cells, grid)
         elif self.aggregate == "none":
-            return self.drop(self.transform(x, grid))
+            return self.drop(self._transform(x, grid))
         else:
-            class_token, cells = self.transform(x, grid).split(counts, 1)
+            class_token, cells = self._transform(x, grid).split(counts, 1)
         if self.aggregate != "none":
             gate = self.excitation(self.act(self.compress(cells.mean(1, keepdim=True))))
             class_token = class_token * gate
             cells = cells * gate if self.aggregate == "all" else cells
         return self.drop(torch.cat((class_token, cells), 1))
 
-    def transform(self, x: Tensor, grid: Grid) -> Tensor:
+    def _transform(self, x: Tensor, grid: Grid) -> Tensor:
         """Apply the layers to the patch tokens, or to the class token and the patch tokens."""
         raise NotImplementedError
 
-    def mix_patch_tokens(self, x: Tensor, grid: Grid) -> Tensor:
+    def _mix_patch_tokens(self, x: Tensor, grid: Grid) -> Tensor:
         """Mix neighbouring patch tokens in the MLP's hidden features; a class token is not changed.
 
         The features have the shape (B, hidden, H, W) or, with a class token, (B, hidden, 1 + H * W, 1).
         """
         if self.split_cls:
-            return self.mix(x)
-        cells = self.mix(x[:, :, 1:, 0].unflatten(2, grid))
+            return self._mix(x)
+        cells = self._mix(x[:, :, 1:, 0].unflatten(2, grid))
         return torch.cat((x[:, :, :1], cells.flatten(2).unsqueeze(3)), 2)
 
-    def mix(self, x: Tensor) -> Tensor:
+    def _mix(self, x: Tensor) -> Tensor:
         """Mix neighbouring positions of the MLP's hidden features (B, hidden, H, W); if `shortcut`, add the input."""
         raise NotImplementedError
 
@@ -349,14 +339,12 @@ class Daff(FeedForward):
         self.conv3 = nn.Conv2d(hidden, dim, 1)
         self.bn3 = build_map_norm(parts.daff_norm, dim)
 
-    def transform(self, x: Tensor, grid: Grid) -> Tensor:
-        """Apply the layers to the patch tokens, or to the class token and the patch tokens."""
+    def _transform(self, x: Tensor, grid: Grid) -> Tensor:
         x = as_map(x, grid if self.split_cls else (x.shape[1], 1))
-        x = self.mix_patch_tokens(self.act(self.bn1(self.conv1(x))), grid)
+        x = self._mix_patch_tokens(self.act(self.bn1(self.conv1(x))), grid)
         return to_tokens(self.bn3(self.conv3(x)))
 
-    def mix(self, x: Tensor) -> Tensor:
-        """Mix neighbouring positions of the MLP's hidden features (B, hidden, H, W)."""
+    def _mix(self, x: Tensor) -> Tensor:
         if self.conv2 is None or self.bn2 is None:
             return x
         mixed = self.act(self.bn2(self.conv2(x)))
@@ -373,16 +361,14 @@ class PlainFeedForward(FeedForward):
         self.local = build_local_mixing(parts.feed_forward_options()["local"], hidden)
         self.fc2 = nn.Linear(hidden, dim)
 
-    def transform(self, x: Tensor, grid: Grid) -> Tensor:
-        """Apply the layers to the patch tokens, or to the class token and the patch tokens."""
+    def _transform(self, x: Tensor, grid: Grid) -> Tensor:
         x = self.drop(self.act(self.fc1(x)))
         if self.local is not None:
             cells = as_map(x, grid if self.split_cls else (x.shape[1], 1))
-            x = to_tokens(self.mix_patch_tokens(cells, grid))
+            x = to_tokens(self._mix_patch_tokens(cells, grid))
         return self.fc2(x)
 
-    def mix(self, x: Tensor) -> Tensor:
-        """Mix neighbouring positions of the MLP's hidden features (B, hidden, H, W)."""
+    def _mix(self, x: Tensor) -> Tensor:
         mixed = x if self.local is None else self.local(x)
         return x + mixed if self.shortcut else mixed
 
@@ -417,6 +403,9 @@ class Dhvt(TokenBackbone):
     """
 
     relevance_family = "dhvt"
+    # In the published code, the position embeddings of head tokens and the affine layers have weight decay, which moves
+    # the scale of the affine layers from 1 towards 0.
+    undecayed_names = ("cls_token", "pos_embed", "affine.alpha", "affine.beta")
 
     def __init__(  # noqa: PLR0913 (timm's models take plain arguments)
         self,
@@ -488,41 +477,18 @@ class Dhvt(TokenBackbone):
         x = self.patch_embed(x)
         grid = (x.shape[2], x.shape[3])
         x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), to_tokens(x)), 1)
-        return (x if self.pos_embed is None else x + self._positions(self.pos_embed, grid)), grid
+        return self.add_positions(x, grid), grid
 
     def run_block(self, block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
         """Apply a block; use gradient checkpointing if `grad_checkpointing` is set."""
         return recompute(block, x, grid) if self.grad_checkpointing and self.training else block(x, grid)
 
     def set_input_size(self, img_size: int | Size) -> None:
-        """Prepare the model for another image size; the position embedding, if there is one, is resampled."""
-        size, old_grid = _as_pair(img_size), self.patch_embed.grid_size
+        """Prepare the model for another image size in pixels; a position embedding is resampled in place."""
+        size = _as_pair(img_size)
         if isinstance(self.patch_embed, PatchEmbed):
             require_whole_patches(size, self.reduction)
-        self.patch_embed.set_input_size(size)
-        if self.pos_embed is not None:
-            self.pos_embed = resample_parameter(self.pos_embed, old_grid, self.patch_embed.grid_size)
-        record_input_size(self, size)
-
-    def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters without weight decay: class token, position embeddings and affine layers.
-
-        The published code applies weight decay to the position embeddings of head tokens and to affine layers, which
-        moves the scale of the affine layers from 1 towards 0.
-        """
-        ends = ("cls_token", "pos_embed", "affine.alpha", "affine.beta")
-        return {name for name, _ in self.named_parameters() if name.endswith(ends)}
-
-    def _positions(self, table: Tensor, grid: Grid) -> Tensor:
-        built_grid = self.patch_embed.grid_size
-        if grid == built_grid:
-            return table
-        if not self.dynamic_img_size:
-            raise ValueError(
-                f"the position embedding is for a grid of {built_grid} patches, but the images have {grid}: set "
-                "img_size, call set_input_size, or use dynamic_img_size=True"
-            )
-        return resample_positions(table, built_grid, grid)
+        super().set_input_size(size)
 
 
 def _as_pair(img_size: int | Sequence[int]) -> Size:

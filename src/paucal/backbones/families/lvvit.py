@@ -21,6 +21,7 @@ is then resampled.
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -41,13 +42,7 @@ from paucal.backbones.families.common.contract import (
     register_variants,
     to_tokens,
 )
-from paucal.backbones.families.common.positions import (
-    Size,
-    fit_position_embedding,
-    record_input_size,
-    resample_parameter,
-    resample_positions,
-)
+from paucal.backbones.families.common.positions import Size, fit_position_embedding
 from paucal.backbones.families.common.tokens import Grid, TokenBackbone, require_valid_sizes, require_whole_patches
 from paucal.types import height_and_width
 
@@ -233,6 +228,7 @@ class LvVit(TokenBackbone):
     """
 
     relevance_family = "lvvit"
+    undecayed_names = ("cls_token", "pos_embed")
 
     def __init__(  # noqa: PLR0913 (timm's builder passes plain arguments)
         self,
@@ -298,7 +294,7 @@ class LvVit(TokenBackbone):
             cells = exchange_box(cells, mix_box)
         grid = (cells.shape[2], cells.shape[3])
         tokens = torch.cat((self.cls_token.expand(cells.shape[0], -1, -1), to_tokens(cells)), 1)
-        return tokens + self._positions(grid), grid
+        return self.add_positions(tokens, grid), grid
 
     def forward_features(self, x: Tensor, mix_box: Box | None = None) -> Tensor:
         """Return the tokens (B, 1 + H * W, C) after the final norm.
@@ -342,33 +338,9 @@ class LvVit(TokenBackbone):
         if self.aux_head is not None:
             self.aux_head = match_model(self, new_classifier(self.num_features, num_classes))
 
-    def set_input_size(self, img_size: int | Size) -> None:
-        """Resample the position embedding in place for images of another size in pixels."""
-        old_grid = self.patch_embed.grid_size
-        self.patch_embed.set_input_size(img_size)
-        self.pos_embed = resample_parameter(self.pos_embed, old_grid, self.patch_embed.grid_size)
-        record_input_size(self, self.patch_embed.img_size)
-
-    def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters without weight decay."""
-        return {"pos_embed", "cls_token"}
-
     def _token_logits(self, x: Tensor) -> Tensor:
         assert self.aux_head is not None
         return self.aux_head(self.head_drop(x[:, self.num_prefix_tokens :]))
-
-    def _positions(self, grid: Grid) -> Tensor:
-        built_grid = self.patch_embed.grid_size
-        if grid == built_grid:
-            return self.pos_embed
-        if not self.dynamic_img_size:
-            height, width = self.patch_embed.img_size
-            raise ValueError(
-                f"the images have {grid[0]}x{grid[1]} patches, but the model is built for {built_grid[0]}x"
-                f"{built_grid[1]} ({height}x{width} pixels): call set_input_size, or build the model with img_size or "
-                "dynamic_img_size"
-            )
-        return resample_positions(self.pos_embed, built_grid, grid)
 
 
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: LvVit) -> dict[str, Tensor]:
@@ -377,31 +349,22 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: LvVit) -> dict[str,
 
 
 _BOTH_CLASSIFIERS = ("head", "aux_head")
-
+_cfg = partial(make_default_cfg, "patch_embed.conv1", fixed_input_size=True)
 default_cfgs = generate_default_cfgs(
     {
-        "lvvit_t": make_default_cfg("patch_embed.conv1", _BOTH_CLASSIFIERS, fixed_input_size=True),
-        "lvvit_s": make_default_cfg("patch_embed.conv1", _BOTH_CLASSIFIERS, fixed_input_size=True),
-        "lvvit_m": make_default_cfg("patch_embed.conv1", _BOTH_CLASSIFIERS, fixed_input_size=True, crop_pct=1.0),
-        "lvvit_l": make_default_cfg("patch_embed.conv1", _BOTH_CLASSIFIERS, fixed_input_size=True, crop_pct=1.0),
-        "lvvit_s_plain": make_default_cfg("patch_embed.conv1", fixed_input_size=True),
+        **dict.fromkeys(("lvvit_t", "lvvit_s"), _cfg(_BOTH_CLASSIFIERS)),
+        **dict.fromkeys(("lvvit_m", "lvvit_l"), _cfg(_BOTH_CLASSIFIERS, crop_pct=1.0)),
+        "lvvit_s_plain": _cfg(),
         "lvvit_vit_s": make_default_cfg("patch_embed.proj", fixed_input_size=True),
     }
 )
-
-
 _SMALL = {"embed_dim": 384, "depth": 16, "num_heads": 6}
 _VARIANTS: dict[str, dict[str, Any]] = {
     "lvvit_t": {"embed_dim": 240, "depth": 12, "num_heads": 4, "skip_lam": 1.0},  # 8.5M parameters
     "lvvit_s": {**_SMALL, "skip_lam": 2.0},  # 26.2M parameters
     "lvvit_m": {"embed_dim": 512, "depth": 20, "num_heads": 8, "skip_lam": 2.0},  # 55.8M parameters
-    "lvvit_l": {
-        "embed_dim": 768,
-        "depth": 24,
-        "num_heads": 12,
-        "skip_lam": 3.0,
-        "stem_width": 128,
-    },  # 150.0M parameters
+    # 150.0M parameters.
+    "lvvit_l": {"embed_dim": 768, "depth": 24, "num_heads": 12, "skip_lam": 3.0, "stem_width": 128},
     # Without the classifier of tokens (`lvvit` in the published code), 25.8M parameters.
     "lvvit_s_plain": {**_SMALL, "skip_lam": 2.0, "aux_head": False},
     # The plain transformer from which LV-ViT-S was developed (`vit` in the published code), 24.4M parameters.

@@ -193,18 +193,6 @@ class PaddedSwinBlock(SwinTransformerBlock):
     attention_layout = AttentionLayout(find_groups=_window_groups)
     padding: str
 
-    @classmethod
-    def convert_in_place(cls, block: SwinTransformerBlock, padding: str) -> None:
-        """Turn one of timm's blocks into a `PaddedSwinBlock`, in place.
-
-        timm's constructors do not allow another class for the blocks. Since parameters and initialisation are the same,
-        the class of the existing blocks is changed instead of building new blocks.
-        """
-        block.__class__ = cls
-        block.attn.__class__ = PaddedWindowAttention
-        block.attn.fused_attn = use_fused_attn()  # timm's Swin sets this only if experimental kernels are on
-        block.padding = padding  # type: ignore[assignment]
-
     def windows(self, size: Size) -> Windows:
         """Return how a map with these (rows, columns) is divided into windows."""
         windows = Windows(size, self.window_size, self.shift_size, hides_padding=self.padding != "published")
@@ -253,7 +241,11 @@ class EsvitSwin(SwinTransformer):
         self.padding = padding
         for module in self.modules():
             if isinstance(module, SwinTransformerBlock):
-                PaddedSwinBlock.convert_in_place(module, padding)
+                # timm's constructors do not allow another class for the blocks. Since parameters and initialisation are
+                # the same, the class of the existing blocks is changed.
+                module.__class__, module.attn.__class__ = PaddedSwinBlock, PaddedWindowAttention
+                module.attn.fused_attn = use_fused_attn()  # timm's Swin sets this only if experimental kernels are on
+                module.padding = padding  # type: ignore[assignment]
 
 
 _TINY = {"embed_dim": 96, "depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24)}

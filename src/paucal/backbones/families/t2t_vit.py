@@ -45,13 +45,7 @@ from torch.nn import functional
 
 from paucal.backbones.families.common.attention import attend, split_heads
 from paucal.backbones.families.common.contract import init_linear, make_default_cfg, register_variants
-from paucal.backbones.families.common.positions import (
-    Size,
-    fit_position_embedding,
-    record_input_size,
-    resample_parameter,
-    resample_positions,
-)
+from paucal.backbones.families.common.positions import Size, fit_position_embedding
 from paucal.backbones.families.common.tokens import Grid, TokenBackbone, require_valid_sizes
 from paucal.backbones.families.lvvit import LvVitBlock
 from paucal.types import height_and_width
@@ -242,7 +236,14 @@ class TokensToToken(nn.Module):
         super().__init__()
         if tokens not in TOKEN_LAYERS:
             raise ValueError(f"tokens_type is {tokens!r}; choose one of {', '.join(TOKEN_LAYERS)}")
-        self.set_input_size(img_size, patch_size)
+        if patch_size not in range(_LATER_STRIDES, _LATER_STRIDES * FIRST_WINDOW + 1, _LATER_STRIDES):
+            raise ValueError(
+                f"patch_size is {patch_size}; it must be a multiple of {_LATER_STRIDES} up to "
+                f"{_LATER_STRIDES * FIRST_WINDOW}"
+            )
+        self.stride = patch_size // _LATER_STRIDES
+        self.patch_size = (int(patch_size), int(patch_size))
+        self.set_input_size(img_size)
         self.grad_checkpointing = False
         if tokens == "performer":
             rate = 0.1 if drop is None else drop
@@ -253,15 +254,8 @@ class TokensToToken(nn.Module):
             self.attention2 = TransformerLayer(token_dim, NEXT_WINDOW**2, token_dim, drop or 0.0)
         self.project = nn.Linear(token_dim * NEXT_WINDOW**2, embed_dim)
 
-    def set_input_size(self, img_size: int | Size, patch_size: int) -> None:
-        """Set the image size and the side of a patch in pixels; the weights do not depend on either."""
-        if patch_size not in range(_LATER_STRIDES, _LATER_STRIDES * FIRST_WINDOW + 1, _LATER_STRIDES):
-            raise ValueError(
-                f"patch_size is {patch_size}; it must be a multiple of {_LATER_STRIDES} up to "
-                f"{_LATER_STRIDES * FIRST_WINDOW}"
-            )
-        self.stride = patch_size // _LATER_STRIDES
-        self.patch_size = (int(patch_size), int(patch_size))
+    def set_input_size(self, img_size: int | Size) -> None:
+        """Set the image size in pixels, on which no weights depend."""
         height, width = height_and_width(img_size)
         self.grid_size = self.grid_of(height, width)
         self.img_size = (height, width)
@@ -288,13 +282,10 @@ class TokensToToken(nn.Module):
         return cells.flatten(1, 2), (cells.shape[1], cells.shape[2])
 
     def _run_token_layer(self, layer: nn.Module, cells: Tensor, side: int, stride: int) -> Tensor:
-        if self.grad_checkpointing and self.training:
-            return checkpoint(_apply_to_windows, layer, cells, side, stride)
-        return _apply_to_windows(layer, cells, side, stride)
+        def run(cells: Tensor) -> Tensor:
+            return layer(cut_windows(cells, side, stride))
 
-
-def _apply_to_windows(layer: nn.Module, cells: Tensor, side: int, stride: int) -> Tensor:
-    return layer(cut_windows(cells, side, stride))
+        return checkpoint(run, cells) if self.grad_checkpointing and self.training else run(cells)
 
 
 class T2tVit(TokenBackbone):
@@ -395,28 +386,13 @@ class T2tVit(TokenBackbone):
                 "call set_input_size, or build the model with img_size or dynamic_img_size"
             )
         cells, grid = self.tokens_to_token(x)
-        positions, built_grid = self.pos_embed, self.tokens_to_token.grid_size
-        if grid != built_grid:
-            positions = resample_positions(positions, built_grid, grid)
         tokens = torch.cat((self.cls_token.expand(cells.shape[0], -1, -1), cells), 1)
-        return self.pos_drop(tokens + positions), grid
+        return self.pos_drop(self.add_positions(tokens, grid)), grid
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Set whether blocks and token layers are computed again in the backward pass, to save memory."""
         super().set_grad_checkpointing(enable)
         self.tokens_to_token.grad_checkpointing = enable
-
-    def set_input_size(self, img_size: int | Size) -> None:
-        """Interpolate the position embedding in place for images of another size in pixels."""
-        stem = self.tokens_to_token
-        old_grid = stem.grid_size
-        stem.set_input_size(img_size, stem.patch_size[0])
-        self.pos_embed = resample_parameter(self.pos_embed, old_grid, stem.grid_size)
-        record_input_size(self, stem.img_size)
-
-    def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters without weight decay."""
-        return {"cls_token"}
 
 
 def sinusoid(count: int, channels: int) -> Tensor:

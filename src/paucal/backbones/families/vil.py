@@ -8,7 +8,6 @@ published code and of EsViT's version of this code can be loaded.
 
 import math
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import torch
 from timm.layers.drop import DropPath, calculate_drop_path_rates
 from timm.layers.mlp import Mlp
-from timm.layers.pos_embed_rel import resize_rel_pos_bias_table
 from timm.models import checkpoint, generate_default_cfgs
 from torch import Tensor, nn
 from torch.nn import functional
@@ -45,8 +43,6 @@ from paucal.types import height_and_width
 EPS = 1e-6  # epsilon of all norms
 POSITIONS = ("relative", "absolute")
 BIAS_RESIZES = ("lookup", "picture")  # see `FullAttention`
-# Ends of the names of parameters without weight decay.
-_NOT_DECAYED = ("cls_token", "pos_embed", "relative_position_bias", "relative_position_bias_table")
 
 
 class GlobalPatchEmbedding(nn.Module):
@@ -177,6 +173,7 @@ class VisionLongformer(StagedBackbone):
     """
 
     pools = ("avg", "token", "")
+    undecayed_names = ("cls_token", "pos_embed", "relative_position_bias", "relative_position_bias_table")
 
     def __init__(  # noqa: PLR0913 (timm's builder passes plain arguments)
         self,
@@ -206,7 +203,12 @@ class VisionLongformer(StagedBackbone):
     ) -> None:
         stage_arguments = (patch_sizes, embed_dims, depths, num_heads, sparse, global_tokens)
         _require_valid_stages(stage_arguments, positions)
-        _require_choices(mode, positions, bias_resize, window_size)
+        choices = {"mode": (mode, MODES), "positions": (positions, POSITIONS)}
+        for name, (value, allowed) in {**choices, "bias_resize": (bias_resize, BIAS_RESIZES)}.items():
+            if value not in allowed:
+                raise ValueError(f"{name} is {value!r}; choose one of {', '.join(map(repr, allowed))}")
+        if window_size < 1:
+            raise ValueError(f"window_size is {window_size}, the side of a chunk in cells; it must be at least 1")
         self.reduction = math.prod(patch_sizes)
         self.patch_sizes = tuple(patch_sizes)
         self.num_prefix_tokens = global_tokens[-1]
@@ -225,8 +227,8 @@ class VisionLongformer(StagedBackbone):
         rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         rows = zip((in_chans, *embed_dims), stage_grids(size, patch_sizes), *stage_arguments, strict=False)
         self.stages = nn.ModuleList()
+        relative = positions == "relative"
         for stage, (chans, grid, patch, width, _, heads, is_sparse, count) in enumerate(rows):
-            relative = positions == "relative"
             settings = AttentionSettings(width, heads, count, relative, qkv_bias, attn_drop_rate, proj_drop_rate)
             if is_sparse:
                 make_attention = partial(SparseAttention, settings, window_size, mode, share_projections)  # type: ignore[arg-type]
@@ -265,7 +267,7 @@ class VisionLongformer(StagedBackbone):
         for stage, grid in zip(self.stages, stage_grids(size, self.patch_sizes), strict=False):
             for module in stage.modules():
                 if isinstance(module, FullAttention):
-                    _resize_table(module, grid)
+                    module.resize_table(grid)
                 if isinstance(module, GlobalPatchEmbedding) and module.x_pos_embed is not None:
                     assert module.y_pos_embed is not None
                     module.x_pos_embed = nn.Parameter(resize_positions(module.x_pos_embed, grid[0]))
@@ -281,28 +283,14 @@ class VisionLongformer(StagedBackbone):
                 f"use {nearest_size[0]}x{nearest_size[1]}"
             )
 
-    def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters without weight decay: tokens, positions and attention biases."""
-        return {name for name, _ in self.named_parameters() if name.endswith(_NOT_DECAYED)}
-
     def _check_pool(self, global_pool: str) -> str:
         if global_pool == "token" and self.num_prefix_tokens == 0:
             raise ValueError("global_pool is 'token', but the last stage has no global tokens; use 'avg'")
         return super()._check_pool(global_pool)
 
 
-def _resize_table(attention: FullAttention, grid: tuple[int, int]) -> None:
-    table = attention.local_relative_position_bias_table
-    if table is not None and grid != attention.window_size:
-        shape = ((2 * grid[0] - 1) * (2 * grid[1] - 1), attention.num_heads)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # timm calls a search function with tensors that are not contiguous
-            resized = resize_rel_pos_bias_table(table, grid, shape, attention.window_size)
-        attention.local_relative_position_bias_table = nn.Parameter(resized)
-    attention.window_size = grid
-
-
 def _require_valid_stages(stage_arguments: Sequence[Sequence[Any]], positions: str) -> None:
+    """Raise a ValueError if stages cannot be built with these arguments, each with a value per stage."""
     names = ("patch_sizes", "embed_dims", "depths", "num_heads", "sparse", "global_tokens")
     stages = dict(zip(names, stage_arguments, strict=True))
     if len({len(values) for values in stage_arguments}) != 1 or not stage_arguments[0]:
@@ -322,15 +310,6 @@ def _require_valid_stages(stage_arguments: Sequence[Sequence[Any]], positions: s
             raise ValueError(f"embed_dims has {width}, but absolute positions need even numbers")
 
 
-def _require_choices(mode: str, positions: str, bias_resize: str, window_size: int) -> None:
-    choices = {"mode": (mode, MODES), "positions": (positions, POSITIONS), "bias_resize": (bias_resize, BIAS_RESIZES)}
-    for name, (value, allowed) in choices.items():
-        if value not in allowed:
-            raise ValueError(f"{name} is {value!r}; choose one of {', '.join(map(repr, allowed))}")
-    if window_size < 1:
-        raise ValueError(f"window_size is {window_size}, the side of a chunk in cells; it must be at least 1")
-
-
 # In the published code, module 0 of the stage `layerN` is the patch embedding; then attention and MLP alternate.
 _PUBLISHED_NAME = re.compile(r"^layer(\d+)\.(\d+)\.(.+)$")
 
@@ -345,8 +324,13 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[
     renamed = {_model_key(key): value for key, value in state.items() if not key.endswith("relative_position_index")}
     model_state = model.state_dict()
     is_published = any(_PUBLISHED_NAME.match(key) for key in state)
-    joined = _join_projections(renamed, model_state) if is_published else renamed
-    return {key: _fit_to_model(key, value, model_state) for key, value in joined.items()}
+    fitted = _join_projections(renamed, model_state) if is_published else renamed
+    for key, value in fitted.items():
+        if not key.endswith(("x_pos_embed", "y_pos_embed")) or key not in model_state or value.ndim != 3:
+            continue
+        if value.shape[2] == model_state[key].shape[2] and value.is_floating_point():
+            fitted[key] = resize_positions(value, model_state[key].shape[1])
+    return fitted
 
 
 def _model_key(key: str) -> str:
@@ -381,22 +365,10 @@ def _join_projections(state: dict[str, Tensor], model_state: Mapping[str, Tensor
     return {key: value for key, value in new_state.items() if value.numel() or key in model_state}  # drop empty tables
 
 
-def _fit_to_model(key: str, value: Tensor, model_state: Mapping[str, Tensor]) -> Tensor:
-    parameter = model_state.get(key)
-    if not key.endswith(("x_pos_embed", "y_pos_embed")) or parameter is None or value.ndim != 3:
-        return value
-    if value.shape[2] != parameter.shape[2] or not value.is_floating_point():
-        return value
-    return resize_positions(value, parameter.shape[1])
-
-
 _VARIANTS = {
-    "vil_tiny": {
-        "embed_dims": (48, 96, 192, 384),
-        "depths": (1, 1, 9, 1),
-        "num_heads": (1, 3, 3, 6),
-    },  # 6.7M parameters
-    "vil_small": {"embed_dims": (96, 192, 384, 768), "depths": (1, 2, 8, 1), "num_heads": (3, 3, 6, 12)},  # 24.7M
+    # 6.7M and 24.7M parameters.
+    "vil_tiny": {"embed_dims": (48, 96, 192, 384), "depths": (1, 1, 9, 1), "num_heads": (1, 3, 3, 6)},
+    "vil_small": {"embed_dims": (96, 192, 384, 768), "depths": (1, 2, 8, 1), "num_heads": (3, 3, 6, 12)},
 }
 _ESVIT_TINY = {"embed_dims": (96, 192, 384, 768), "depths": (2, 2, 6, 2)}
 # Each variant has 28.3M parameters. The published weights of `esvit_vil_tiny` were trained on crops of 224 pixels and,

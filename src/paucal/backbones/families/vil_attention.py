@@ -10,12 +10,14 @@ afterwards. Here, the keys of each chunk are gathered by their indices, so nothi
 chunks, along which all cells attend to each other anyway, is not divided, so no key is masked or occurs twice.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from timm.layers.config import use_fused_attn
+from timm.layers.pos_embed_rel import resize_rel_pos_bias_table
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -241,6 +243,17 @@ class FullAttention(VilAttention):
         out = attend(query, key, value, self.bias(grid), self.scale, self.fused_attn, self.attn_drop)
         return self.proj_drop(self.proj(join_heads(out)))
 
+    def resize_table(self, grid: Grid) -> None:
+        """Resize the bias table, in place, for another grid of (rows, columns)."""
+        table = self.local_relative_position_bias_table
+        if table is not None and grid != self.window_size:
+            shape = ((2 * grid[0] - 1) * (2 * grid[1] - 1), self.num_heads)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # timm calls a search function with tensors that are not contiguous
+                resized = resize_rel_pos_bias_table(table, grid, shape, self.window_size)
+            self.local_relative_position_bias_table = nn.Parameter(resized)
+        self.window_size = grid
+
     def bias(self, grid: Grid) -> Tensor | None:
         """Return the biases (heads, g + H * W, g + H * W) for a grid (H, W); None if there are no biases."""
         table = self.local_relative_position_bias_table
@@ -347,18 +360,14 @@ class SparseAttention(VilAttention):
         cells = self._attend_from_cells(qkv, grid)
         if self.to_all is None:
             return self.proj_drop(self.proj(cells))
-        tokens = self._attend_from_globals(x, qkv)
-        if self.proj_global is None:
-            return self.proj_drop(self.proj(torch.cat((tokens, cells), 1)))
-        return self.proj_drop(torch.cat((self.proj_global(tokens), self.proj(cells)), 1))
-
-    def _attend_from_globals(self, x: Tensor, qkv: Tensor) -> Tensor:
-        assert self.to_all is not None
         query, (key, value) = qkv[0, :, :, : self.global_tokens], qkv[1:]
         if self.query_global is not None and self.kv_global is not None:
             query = self.project(self.query_global, x[:, : self.global_tokens], 1)[0]
             key, value = self.project(self.kv_global, x, 2)
-        return self.to_all(query, key, value, self.global_bias(x.shape[1] - self.global_tokens))
+        tokens = self.to_all(query, key, value, self.global_bias(x.shape[1] - self.global_tokens))
+        if self.proj_global is None:
+            return self.proj_drop(self.proj(torch.cat((tokens, cells), 1)))
+        return self.proj_drop(torch.cat((self.proj_global(tokens), self.proj(cells)), 1))
 
     def _attend_from_cells(self, qkv: Tensor, grid: Grid) -> Tensor:
         """Return the cells' output (B, H * W, C) from the projections (3, B, heads, g + H * W, d)."""
@@ -367,7 +376,13 @@ class SparseAttention(VilAttention):
         if pairs.queries is not None:
             query = query.index_select(2, pairs.queries)
         query = query.unflatten(2, (pairs.chunks, -1))
-        key, value = self._gather_chunks(qkv[1:], pairs).unbind(0)
+        if pairs.keys is None:
+            key, value = qkv[1:].unsqueeze(3).unbind(0)
+        else:  # gather the global tokens and the keys of every chunk
+            cells = pairs.keys.flatten(1) + self.global_tokens
+            first = torch.arange(self.global_tokens, device=cells.device).expand(pairs.chunks, -1)
+            tokens = qkv[1:].index_select(3, torch.cat((first, cells), 1).flatten())
+            key, value = tokens.unflatten(3, (pairs.chunks, -1)).unbind(0)
         out = self._attend_in_chunks(query, key, value, self._chunk_bias(pairs, query))
         out = join_heads(out.flatten(2, 3))
         return out if pairs.restore is None else out.index_select(1, pairs.restore)
@@ -383,14 +398,6 @@ class SparseAttention(VilAttention):
         return pairs._replace(
             keys=pairs.keys.index_select(1, slots), masked_keys=hidden, offsets=pairs.offsets.index_select(1, slots)
         )
-
-    def _gather_chunks(self, tokens: Tensor, pairs: QueryKeyPairs) -> Tensor:
-        """Return the keys and values of every chunk, (2, B, heads, chunks, g + S * K, d), from (2, B, heads, N, d)."""
-        if pairs.keys is None:
-            return tokens.unsqueeze(3)
-        cells = pairs.keys.flatten(1) + self.global_tokens
-        first = torch.arange(self.global_tokens, device=cells.device).expand(pairs.chunks, -1)
-        return tokens.index_select(3, torch.cat((first, cells), 1).flatten()).unflatten(3, (pairs.chunks, -1))
 
     def _chunk_bias(self, pairs: QueryKeyPairs, like: Tensor) -> Tensor | None:
         """Return biases (heads or 1, chunks or 1, Q or 1, g + S * K), which are -inf for masked keys.

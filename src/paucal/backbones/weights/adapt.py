@@ -9,18 +9,19 @@ import math
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import timm
 import torch
 from timm.layers.patch_embed import resample_patch_embed
+from timm.layers.pos_embed import resample_abs_pos_embed_nhwc
 from timm.layers.pos_embed_rel import resize_rel_pos_bias_table
 from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
-from paucal.backbones.families.common.positions import resample_map, resample_positions, uses_antialiasing
+from paucal.backbones.families.common.positions import resample_positions, uses_antialiasing
 from paucal.backbones.layout import Size
 from paucal.backbones.weights.load_report import list_some
 from paucal.types import UserError
@@ -50,36 +51,33 @@ def fit_to_model(model: nn.Module, state: Mapping[str, Tensor], grid: Size | Non
 
     `grid` is the (rows, columns) of the position embedding in `state`; None if unknown, then a square is assumed.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # timm's resampling of tables uses deprecated indexing
-        return _fit_tensors(model, state, grid)
-
-
-def _fit_tensors(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None) -> FittedTensors:
     model_state = model.state_dict()
     source = {name: value for name, value in state.items() if not is_computed_from_sizes(name)}
     # timm's conversions assume a square source grid, so position embeddings with a known grid are not converted.
     positions = {name: source.pop(name) for name in list(source) if grid is not None and is_position_embedding(name)}
-    converted = {**_convert_by_timm(model, source), **positions}
     fitted = FittedTensors()
-    fitted.unused += _dropped_names(source, converted)
-    for name, value in converted.items():
-        if name not in model_state:
-            fitted.unused.append(name)
-            continue
-        parameter = model_state[name]
-        has_other_grid = grid is not None and is_position_embedding(name)
-        fits = value.shape == parameter.shape and not has_other_grid
-        if not fits and is_position_embedding(name):
-            value = source.get(name, value)  # instead of timm's conversion, which treated an oblong grid as a square
-        result = value if fits else _resample_tensor(model, name, value, parameter, grid)
-        if result.shape != parameter.shape or result.is_floating_point() != parameter.is_floating_point():
-            fitted.mismatched[name] = value
-            continue
-        fitted.state[name] = result
-        previous = state.get(name, value)
-        if result is not previous:
-            fitted.changes[name] = _describe_change(name, previous, result)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # timm's resampling of tables uses deprecated indexing
+        converted = {**_convert_by_timm(model, source), **positions}
+        fitted.unused += _dropped_names(source, converted)
+        for name, value in converted.items():
+            if name not in model_state:
+                fitted.unused.append(name)
+                continue
+            parameter = model_state[name]
+            has_other_grid = grid is not None and is_position_embedding(name)
+            fits = value.shape == parameter.shape and not has_other_grid
+            if not fits and is_position_embedding(name):
+                # Use the tensor before timm's conversion, which treated an oblong grid as a square.
+                value = source.get(name, value)
+            result = value if fits else _resample_tensor(model, name, value, parameter, grid)
+            if result.shape != parameter.shape or result.is_floating_point() != parameter.is_floating_point():
+                fitted.mismatched[name] = value
+                continue
+            fitted.state[name] = result
+            previous = state.get(name, value)
+            if result is not previous:
+                fitted.changes[name] = _describe_change(name, previous, result)
     return fitted
 
 
@@ -100,18 +98,7 @@ def position_grid(model: nn.Module) -> Size | None:
 
 
 def _convert_by_timm(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    convert = _find_converter(model)
-    if convert is None:
-        return state
-    try:
-        converted = convert(dict(state), model)
-    except Exception:  # not a checkpoint of this family, which the comparison of names will report
-        return state
-    return {name: value for name, value in converted.items() if isinstance(value, Tensor)}
-
-
-def _find_converter(model: nn.Module) -> Callable[[dict, nn.Module], dict] | None:
-    """Return the function that converts checkpoints of the model's family for timm; None if there is no such function.
+    """Convert a checkpoint with timm's function for the model's family; return it unchanged if there is no function.
 
     The function is in the module that defines the model's variant, the model's class or a base class.
     """
@@ -119,7 +106,14 @@ def _find_converter(model: nn.Module) -> Callable[[dict, nn.Module], dict] | Non
     modules = [timm.model_entrypoint(name).__module__] if timm.is_model(name) else []
     modules += [base.__module__ for base in type(model).__mro__]
     converters = (getattr(sys.modules.get(module), "checkpoint_filter_fn", None) for module in modules)
-    return next((function for function in converters if function is not None), None)
+    convert = next((function for function in converters if function is not None), None)
+    if convert is None:
+        return state
+    try:
+        converted = convert(dict(state), model)
+    except Exception:  # not a checkpoint of this family, which the comparison of names will report
+        return state
+    return {name: value for name, value in converted.items() if isinstance(value, Tensor)}
 
 
 def _dropped_names(source: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> list[str]:
@@ -132,22 +126,24 @@ def _dropped_names(source: Mapping[str, Tensor], converted: Mapping[str, Tensor]
 
 
 def _resample_tensor(model: nn.Module, name: str, value: Tensor, parameter: Tensor, grid: Size | None) -> Tensor:
+    """Adapt a tensor to the shape of a model's parameter; return the tensor unchanged if this is not possible."""
     try:
         if is_position_embedding(name):
+            if value.ndim == parameter.ndim == 4:
+                return _resample_position_map(value, parameter, grid, uses_antialiasing(model))
             return _resample_positions(model, value, parameter, grid)
         if name.endswith(_BIAS_TABLE_NAME):
             module: Any = model.get_submodule(name.rpartition(".")[0])
             return resize_rel_pos_bias_table(value, module.window_size, tuple(parameter.shape))  # type: ignore[arg-type]
         if value.ndim == parameter.ndim == 4 and name.endswith(".weight"):
-            return _adapt_input_channels(model, name, _resample_kernel(model, name, value, parameter), parameter)
+            return _adapt_kernel(model, name.removesuffix(".weight"), value, parameter)
     except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         pass  # the tensor has another meaning in this model, which the comparison of shapes will report
     return value
 
 
 def _resample_positions(model: nn.Module, value: Tensor, parameter: Tensor, grid: Size | None) -> Tensor:
-    if value.ndim == parameter.ndim == 4:
-        return _resample_position_map(value, parameter, grid, uses_antialiasing(model))
+    """Resample (1, P + H * W, C) position embeddings; return other embeddings unchanged."""
     if value.ndim != 3 or parameter.ndim != 3 or value.shape[-1] != parameter.shape[-1]:
         return value
     new_grid = position_grid(model) or _square_grid(parameter.shape[1])
@@ -161,14 +157,11 @@ def _resample_positions(model: nn.Module, value: Tensor, parameter: Tensor, grid
 def _resample_position_map(value: Tensor, parameter: Tensor, grid: Size | None, antialias: bool) -> Tensor:
     """Resample (1, H, W, C) or (1, C, H, W) position embeddings; return other embeddings, such as NesT's, unchanged."""
     channels_last = value.shape[-1] == parameter.shape[-1]
-    if channels_last:
-        old_map, new_map = value, parameter
-    else:
-        old_map, new_map = value.permute(0, 2, 3, 1), parameter.permute(0, 2, 3, 1)
+    old_map, new_map = (tensor if channels_last else tensor.permute(0, 2, 3, 1) for tensor in (value, parameter))
     old_grid = grid or (old_map.shape[1], old_map.shape[1])
     if old_map.shape[-1] != new_map.shape[-1] or tuple(old_map.shape[1:3]) != old_grid:
         return value
-    cells = resample_map(old_map, (new_map.shape[1], new_map.shape[2]), antialias)
+    cells = resample_abs_pos_embed_nhwc(old_map, [new_map.shape[1], new_map.shape[2]], antialias=antialias)
     return cells if channels_last else cells.permute(0, 3, 1, 2).contiguous()
 
 
@@ -177,28 +170,25 @@ def _square_grid(cells: int) -> Size:
     return side, side
 
 
-def _resample_kernel(model: nn.Module, name: str, value: Tensor, parameter: Tensor) -> Tensor:
-    """Resample the kernel of a patch embedding without overlap; return other kernels unchanged."""
-    module = model.get_submodule(name.removesuffix(".weight"))
+def _adapt_kernel(model: nn.Module, layer: str, value: Tensor, parameter: Tensor) -> Tensor:
+    """Adapt the kernel of a patch embedding without overlap in size, and of the first layer in its input channels."""
+    module = model.get_submodule(layer)
     is_patch_embedding = isinstance(module, nn.Conv2d) and module.kernel_size == module.stride
-    if not is_patch_embedding or value.shape[2:] == parameter.shape[2:]:
-        return value
-    return resample_patch_embed(value, [parameter.shape[2], parameter.shape[3]])
-
-
-def _adapt_input_channels(model: nn.Module, name: str, value: Tensor, parameter: Tensor) -> Tensor:
+    if is_patch_embedding and value.shape[2:] != parameter.shape[2:]:
+        value = resample_patch_embed(value, [parameter.shape[2], parameter.shape[3]])
     first: Any = (getattr(model, "pretrained_cfg", None) or {}).get("first_conv") or ()
-    names = (first,) if isinstance(first, str) else tuple(first)
-    if name.removesuffix(".weight") not in names or value.shape[1] == parameter.shape[1]:
+    channels = parameter.shape[1]
+    if layer not in ((first,) if isinstance(first, str) else tuple(first)) or value.shape[1] == channels:
         return value
-    if parameter.shape[1] != getattr(model, "in_chans", parameter.shape[1]):
+    if channels != getattr(model, "in_chans", channels):
         return value  # the input of the first layer is not the image
-    return adapt_input_conv(parameter.shape[1], value, base_chans=value.shape[1])
+    return adapt_input_conv(channels, value, base_chans=value.shape[1])
 
 
 def _describe_change(name: str, old_value: Tensor, new_value: Tensor) -> str:
     if is_position_embedding(name):
-        return f"resampled from {_cells_text(old_value)} to {_cells_text(new_value)} positions"
+        counts = [str(v.shape[1]) if v.ndim == 3 else _sizes_text(v.shape[1:]) for v in (old_value, new_value)]
+        return f"resampled from {counts[0]} to {counts[1]} positions"
     if name.endswith(_BIAS_TABLE_NAME):
         return f"resampled from {old_value.shape[0]} to {new_value.shape[0]} offsets"
     if old_value.ndim == new_value.ndim == 4 and old_value.shape[0] == new_value.shape[0]:
@@ -214,15 +204,8 @@ def _describe_change(name: str, old_value: Tensor, new_value: Tensor) -> str:
     return "converted by timm"
 
 
-def _cells_text(positions: Tensor) -> str:
-    return str(positions.shape[1]) if positions.ndim == 3 else _sizes_text(positions.shape[1:])
-
-
 def _sizes_text(sizes: Any) -> str:
     return "x".join(map(str, sizes))
-
-
-ClassifierChoice = tuple[dict[str, Tensor], str]  # (tensors to load, reason as text)
 
 
 def choose_classifier_tensors(
@@ -231,7 +214,7 @@ def choose_classifier_tensors(
     loaded_classes: Sequence[str] | None,
     classes: Sequence[str] | None,
     head: Literal["auto", "keep", "fresh"],
-) -> ClassifierChoice:
+) -> tuple[dict[str, Tensor], str]:
     """Choose the classifier tensors to load, with rows in the order of the model's classes, and give the reason.
 
     No tensors are returned if the classifier keeps its random weights. The `shapes` are those of the model's
@@ -252,7 +235,7 @@ def _match_classes(
     shapes: Mapping[str, torch.Size],
     loaded_classes: Sequence[str] | None,
     classes: Sequence[str] | None,
-) -> ClassifierChoice:
+) -> tuple[dict[str, Tensor], str]:
     if set(loaded_tensors) != set(shapes):
         return {}, "fresh, since the loaded weights have none"
     counts = {value.shape[0] if value.ndim and value.is_floating_point() else 0 for value in loaded_tensors.values()}

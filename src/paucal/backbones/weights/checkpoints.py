@@ -57,9 +57,8 @@ def find_candidates(tree: Mapping[str, Any], names: Collection[str]) -> list[Can
         >>> first.part, list(first.state)
         ("teacher, 'module.'", ['fc.bias'])
     """
-    mappings = sorted(_mappings(tree), key=lambda mapping: -len(mapping[1]))[:MAX_MAPPINGS]
     candidates = []
-    for path, tensors in mappings:
+    for path, tensors in sorted(_mappings(tree), key=lambda mapping: -len(mapping[1]))[:MAX_MAPPINGS]:
         for prefix in _prefixes(tensors, names):
             state = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
             part = ", ".join(filter(None, (".".join(path), prefix and repr(prefix))))
@@ -111,15 +110,6 @@ class Program:
     # Whether models are evaluated with the crop ratios of their timm configurations; False if images are resized to 256
     # pixels and cropped to 224 pixels.
     uses_timm_crop_ratios: bool = False
-
-    def wrote(self, names: Collection[str]) -> bool:
-        """Return whether the program wrote a file with tensors of these names."""
-        return all(any(re.search(pattern, name) for name in names) for pattern in self.name_patterns)
-
-    def without_method(self, state: Mapping[str, Tensor]) -> tuple[State, list[str]]:
-        """Return the tensors of the backbone, and the names of the training method's tensors."""
-        removed = [name for name in state if re.search(self.method_pattern, name)]
-        return {name: value for name, value in state.items() if name not in set(removed)}, removed
 
 
 # timm's names of the modules of a ResNet, by their indices in VTs-Drloc's list.
@@ -190,7 +180,11 @@ PROGRAMS: tuple[Program, ...] = (
 
 def recognise_program(names: Collection[str]) -> Program | None:
     """Return the program that wrote a file with tensors of these names; None if the program is unknown."""
-    return next((program for program in PROGRAMS if program.wrote(names)), None)
+
+    def has_match(pattern: str) -> bool:
+        return any(re.search(pattern, name) for name in names)
+
+    return next((program for program in PROGRAMS if all(map(has_match, program.name_patterns))), None)
 
 
 def possible_models(program: Program) -> list[str]:

@@ -1,5 +1,6 @@
 """Initialises a model with pretrained weights, and reports what was loaded."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -165,8 +166,8 @@ def _best_fit(model: nn.Module, weights: StartWeights) -> CandidateFit:
 def _fit_candidate(model: nn.Module, candidate: Candidate, grid: Size | None) -> CandidateFit:
     program, state, method = recognise_program(candidate.state), candidate.state, []
     if program is not None:
-        state, method = program.without_method(state)
-        state = program.rename(state)
+        method = [name for name in state if re.search(program.method_pattern, name)]
+        state = program.rename({name: value for name, value in state.items() if name not in method})
     fitted, classifier_names = fit_to_model(model, state, grid), classifier_modules(model)
     sizes = {name: p.numel() for name, p in model.named_parameters() if not is_inside(name, classifier_names)}
     share = sum(size for name, size in sizes.items() if name in fitted.state) / max(sum(sizes.values()), 1)

@@ -5,7 +5,7 @@ timm repeats this code in each of its models (see `timm.models.vision_transforme
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -111,6 +111,7 @@ class ModelWithClassifier(nn.Module):
     pools: tuple[str, ...] = ("avg", "")  # allowed values of `global_pool`
     # Name of the attribute with the modules whose outputs are intermediate features.
     level_modules: Literal["blocks", "stages"] = "blocks"
+    undecayed_names: tuple[str, ...] = ("cls_token",)  # ends of the names of parameters without weight decay
     norm: nn.Module
     feature_info: list[dict[str, Any]]
 
@@ -134,6 +135,10 @@ class ModelWithClassifier(nn.Module):
         if global_pool is not None:
             self.global_pool = self._check_pool(global_pool)
         self.head = match_model(self, new_classifier(self.num_features, num_classes))
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of the parameters without weight decay."""
+        return {name for name, _ in self.named_parameters() if name.endswith(self.undecayed_names)}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Set whether blocks are computed again in the backward pass, instead of keeping their activations."""
@@ -240,11 +245,10 @@ def recompute(block: nn.Module, *arguments: Any) -> Any:
     norms = [module for module in block.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms or torch.compiler.is_compiling():
         return checkpoint(block, *arguments)
-
-    def contexts_of_both_passes() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), unchanged_statistics(norms)
-
-    return checkpoint(block, *arguments, use_reentrant=False, context_fn=contexts_of_both_passes)
+    # `context_fn` returns the contexts of the first and of the second forward pass.
+    return checkpoint(
+        block, *arguments, use_reentrant=False, context_fn=lambda: (nullcontext(), unchanged_statistics(norms))
+    )
 
 
 @contextmanager

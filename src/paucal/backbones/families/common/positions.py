@@ -12,7 +12,7 @@ images of another size.
 import math
 from collections.abc import Mapping
 
-from timm.layers.pos_embed import resample_abs_pos_embed, resample_abs_pos_embed_nhwc
+from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor, nn
 
 Size = tuple[int, int]
@@ -36,11 +36,6 @@ def resample_parameter(positions: nn.Parameter, old_grid: Size, new_grid: Size, 
         return positions
     table = resample_positions(positions.detach(), old_grid, new_grid, prefix)
     return nn.Parameter(table.clone(), requires_grad=positions.requires_grad)
-
-
-def resample_map(table: Tensor, new_grid: Size, antialias: bool) -> Tensor:
-    """Resample a position embedding (1, H, W, C) to another grid with the (rows, columns) `new_grid`."""
-    return resample_abs_pos_embed_nhwc(table, list(new_grid), antialias=antialias)
 
 
 def fit_position_embedding(state: Mapping[str, Tensor], model_table: Tensor, grid: Size) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ from timm.models import checkpoint
 from torch import Tensor, nn
 
 from paucal.backbones.families.common.contract import Indices, ModelWithClassifier, take_indices, to_map
+from paucal.backbones.families.common.positions import record_input_size, resample_parameter, resample_positions
 
 Grid = tuple[int, int]
 
@@ -37,6 +38,9 @@ class TokenBackbone(ModelWithClassifier):
 
     pools = ("token", "avg", "")
     blocks: nn.ModuleList
+    patch_embed: Any  # has `grid_size`, `img_size` and `set_input_size`
+    pos_embed: nn.Parameter | None
+    dynamic_img_size: bool  # whether positions are resampled for images of another size
     antialias_positions = False  # see `common.positions`
     stem_names: tuple[str, ...] = ("cls_token", "pos_embed", "patch_embed")  # parameters in layer 0 of layer-wise decay
 
@@ -63,6 +67,30 @@ class TokenBackbone(ModelWithClassifier):
     def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
         """Return the tokens (B, P + H * W, C) of images, including positions, and the (rows, columns) of their grid."""
         raise NotImplementedError
+
+    def add_positions(self, tokens: Tensor, grid: Grid) -> Tensor:
+        """Add the position embedding, if there is one, to tokens (B, 1 + H * W, C) with the grid (H, W)."""
+        built_grid = self.patch_embed.grid_size
+        if self.pos_embed is None:
+            return tokens
+        if grid == built_grid:
+            return tokens + self.pos_embed
+        if not self.dynamic_img_size:
+            height, width = self.patch_embed.img_size
+            raise ValueError(
+                f"the images have {grid[0]}x{grid[1]} patches, but the model is built for {built_grid[0]}x"
+                f"{built_grid[1]} ({height}x{width} pixels): call set_input_size, or build the model with img_size or "
+                "dynamic_img_size"
+            )
+        return tokens + resample_positions(self.pos_embed, built_grid, grid)
+
+    def set_input_size(self, img_size: int | Grid) -> None:
+        """Prepare the model for another image size in pixels; a position embedding is resampled in place."""
+        old_grid = self.patch_embed.grid_size
+        self.patch_embed.set_input_size(img_size)
+        if self.pos_embed is not None:
+            self.pos_embed = resample_parameter(self.pos_embed, old_grid, self.patch_embed.grid_size)
+        record_input_size(self, self.patch_embed.img_size)
 
     def run_block(self, block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
         """Apply a block; use gradient checkpointing if `grad_checkpointing` is set."""
