@@ -142,7 +142,22 @@ def drloc_loss(
         require_two_cells(height, width)
     # There is no matrix product from here on, so autocast leaves float32 values unchanged.
     rows, columns = (at_least_float32(output) for output in head(grid, pairs))
-    return _compute_loss((rows, columns), pairs, (height, width), reading)
+    if reading.mode in ("l1", "signed"):
+        target = pair_targets(pairs, height, width, target=reading.target, scale=reading.scale)
+        return offset_l1(torch.cat((rows, columns), dim=-1), target, coordinates=reading.coordinates)
+    if reading.mode not in ("ce", "reg"):
+        raise ValueError(f"mode must be 'l1', 'signed', 'ce' or 'reg', got {reading.mode!r}")
+    needed_classes, n_outputs = class_counts(height, width, reading.classes), (rows.shape[-1], columns.shape[-1])
+    if n_outputs[0] < needed_classes[0] or n_outputs[1] < needed_classes[1]:
+        raise ValueError(
+            f"a grid of {height} x {width} cells needs {needed_classes} classes (rows, columns), but the head has "
+            f"{n_outputs} outputs"
+        )
+    row_classes, column_classes = pair_classes(pairs, height, width, classes=reading.classes).unbind(-1)
+    axis_loss = offset_cross_entropy
+    if reading.mode == "reg":
+        axis_loss = partial(offset_variance_regression, log_variance_factor=reading.log_variance_factor)
+    return axis_loss(rows, row_classes) + axis_loss(columns, column_classes)
 
 
 def draw_pairs(batch_size: int, n_pairs: int | None, height: int, width: int, *, generator: torch.Generator) -> Tensor:
@@ -228,7 +243,17 @@ def pool_grid(grid: Tensor, pool: Pool | int) -> Tensor:
     if pool == "none":
         return grid
     if isinstance(pool, int):
-        return _pool_to_side(grid, pool)
+        if pool < 1:
+            raise ValueError(f"the pooled side must be at least 1 cell, got {pool}")
+        shorter = min(height, width)
+        if shorter <= pool:
+            return grid
+        rows, columns = round(height * pool / shorter), round(width * pool / shorter)
+        if height % rows == 0 and width % columns == 0:
+            # If all windows have the same size, both functions give the same result, but only avg_pool2d is
+            # deterministic on GPUs.
+            return F.avg_pool2d(grid, (height // rows, width // columns))
+        return F.adaptive_avg_pool2d(grid, (rows, columns))
     if pool not in ("paper", "reference"):
         raise ValueError(f"pool must be 'none', 'paper', 'reference' or a number of cells, got {pool!r}")
     if (height, width) != (14, 14):
@@ -236,42 +261,6 @@ def pool_grid(grid: Tensor, pool: Pool | int) -> Tensor:
     if pool == "paper":
         return F.avg_pool2d(grid, 2)
     return F.avg_pool2d(grid, 3, stride=2, padding=1, count_include_pad=False)
-
-
-def _compute_loss(
-    outputs: tuple[Tensor, Tensor], pairs: Tensor, size: tuple[int, int], options: DrLocReading
-) -> Tensor:
-    if options.mode in ("l1", "signed"):
-        target = pair_targets(pairs, *size, target=options.target, scale=options.scale)
-        return offset_l1(torch.cat(outputs, dim=-1), target, coordinates=options.coordinates)
-    if options.mode not in ("ce", "reg"):
-        raise ValueError(f"mode must be 'l1', 'signed', 'ce' or 'reg', got {options.mode!r}")
-    needed_classes = class_counts(*size, options.classes)
-    if any(output.shape[-1] < count for output, count in zip(outputs, needed_classes, strict=True)):
-        raise ValueError(
-            f"a grid of {size[0]} x {size[1]} cells needs {needed_classes} classes (rows, columns), but the head has "
-            f"{tuple(output.shape[-1] for output in outputs)} outputs"
-        )
-    classes = pair_classes(pairs, *size, classes=options.classes).unbind(-1)
-    axis_loss = offset_cross_entropy
-    if options.mode == "reg":
-        axis_loss = partial(offset_variance_regression, log_variance_factor=options.log_variance_factor)
-    return axis_loss(outputs[0], classes[0]) + axis_loss(outputs[1], classes[1])
-
-
-def _pool_to_side(grid: Tensor, side: int) -> Tensor:
-    if side < 1:
-        raise ValueError(f"the pooled side must be at least 1 cell, got {side}")
-    height, width = grid.shape[-2:]
-    shorter = min(height, width)
-    if shorter <= side:
-        return grid
-    rows, columns = round(height * side / shorter), round(width * side / shorter)
-    if height % rows == 0 and width % columns == 0:
-        # If all windows have the same size, both functions give the same result, but only avg_pool2d is deterministic
-        # on GPUs.
-        return F.avg_pool2d(grid, (height // rows, width // columns))
-    return F.adaptive_avg_pool2d(grid, (rows, columns))
 
 
 def drloc_chance_level(height: int, width: int, reading: DrLocReading = PAPER) -> float:
@@ -286,36 +275,27 @@ def drloc_chance_level(height: int, width: int, reading: DrLocReading = PAPER) -
         >>> round(drloc_chance_level(7, 7), 4), round(drloc_chance_level(7, 7, DrLocReading(mode="ce")), 4)
         (0.1924, 4.8583)
     """
-    axis_loss = {"ce": _lowest_cross_entropy, "reg": _lowest_variance_loss}.get(reading.mode, _lowest_l1_loss)
-    total = axis_loss(height, reading) + axis_loss(width, reading)
+    total = _lowest_axis_loss(height, reading) + _lowest_axis_loss(width, reading)
     is_mean = reading.mode in ("l1", "signed") and reading.coordinates == "mean"
     return (total / 2 if is_mean else total).item()
 
 
-def _all_pairs(side: int) -> Tensor:
-    """Return all pairs of cells (1, side^2, 2, 2) of one column, since the axes of a pair are drawn independently."""
+def _lowest_axis_loss(side: int, options: DrLocReading) -> Tensor:
+    # All pairs of cells (1, side^2, 2, 2) of one column, since the two axes of a pair are drawn independently.
     rows = torch.arange(side)
     cells = torch.cartesian_prod(rows, rows)
-    return torch.stack((cells, torch.zeros_like(cells)), dim=-1)[None]
-
-
-def _lowest_l1_loss(side: int, options: DrLocReading) -> Tensor:
-    targets = pair_targets(_all_pairs(side), side, 1, target=options.target, scale=options.scale)
-    offsets = targets[0, :, 0].double()
-    return (offsets - offsets.median()).abs().mean()
-
-
-def _classes_of_all_pairs(side: int, options: DrLocReading) -> Tensor:
-    return pair_classes(_all_pairs(side), side, 1, classes=options.classes)[0, :, 0]
-
-
-def _lowest_cross_entropy(side: int, options: DrLocReading) -> Tensor:
-    counts = _classes_of_all_pairs(side, options).bincount().double()
+    pairs = torch.stack((cells, torch.zeros_like(cells)), dim=-1)[None]
+    if options.mode not in ("ce", "reg"):
+        offsets = pair_targets(pairs, side, 1, target=options.target, scale=options.scale)[0, :, 0].double()
+        return (offsets - offsets.median()).abs().mean()
+    classes = pair_classes(pairs, side, 1, classes=options.classes)[0, :, 0]
+    if options.mode == "reg":
+        return _lowest_variance_loss(classes.double(), side, options)
+    counts = classes.bincount().double()
     return torch.distributions.Categorical(counts / counts.sum()).entropy()
 
 
-def _lowest_variance_loss(side: int, options: DrLocReading, eps: float = 1e-8) -> Tensor:
-    classes = _classes_of_all_pairs(side, options).double()
+def _lowest_variance_loss(classes: Tensor, side: int, options: DrLocReading, eps: float = 1e-8) -> Tensor:
     last = class_counts(side, side, options.classes)[0] - 1
     mean = torch.linspace(0, last, 10_001, dtype=torch.float64)
     error = (classes[:, None] - mean).square().mean(0)

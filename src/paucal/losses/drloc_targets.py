@@ -113,10 +113,17 @@ def pair_targets(
         >>> pair_targets(cells, 7, 7, target="signed", scale="none").tolist()
         [[[-3.0, 4.0]]]
     """
-    axes = [
-        _axis_target(offset, side, target) / _divisor(side, target, scale)
-        for offset, side in zip(_row_and_column_offsets(pairs), (height, width), strict=True)
-    ]
+    if target not in ("absolute", "signed", "shifted"):
+        raise ValueError(f"target must be 'absolute', 'signed' or 'shifted', got {target!r}")
+    axes = []
+    for offset, side in zip(_row_and_column_offsets(pairs), (height, width), strict=True):
+        # For an axis with one cell, side - 1 would be 0. Any other divisor works, since all offsets are 0.
+        divisors = {"side": side, "side_minus_1": max(side - 1, 1), "none": 1}
+        if scale not in divisors:
+            raise ValueError(f"scale must be one of {list(divisors)}, got {scale!r}")
+        divisor = divisors[scale] * (2 if target == "shifted" and scale != "none" else 1)
+        values = {"absolute": offset.abs(), "signed": offset, "shifted": offset + side - 1}[target]
+        axes.append(values.float() / divisor)
     return torch.stack(axes, dim=-1)
 
 
@@ -152,24 +159,6 @@ def pair_classes(pairs: Tensor, height: int, width: int, *, classes: ClassSet = 
 def _row_and_column_offsets(pairs: Tensor) -> tuple[Tensor, Tensor]:
     rows, columns = (pairs[:, :, 0] - pairs[:, :, 1]).unbind(-1)
     return rows, columns
-
-
-def _axis_target(offset: Tensor, side: int, target: Target) -> Tensor:
-    if target == "absolute":
-        return offset.abs().float()
-    if target == "signed":
-        return offset.float()
-    if target == "shifted":
-        return (offset + side - 1).float()
-    raise ValueError(f"target must be 'absolute', 'signed' or 'shifted', got {target!r}")
-
-
-def _divisor(side: int, target: Target, scale: Scale) -> int:
-    # For an axis with one cell, side - 1 would be 0. Any other divisor works, since all offsets are 0.
-    divisors = {"side": side, "side_minus_1": max(side - 1, 1), "none": 1}
-    if scale not in divisors:
-        raise ValueError(f"scale must be one of {list(divisors)}, got {scale!r}")
-    return divisors[scale] * (2 if target == "shifted" and scale != "none" else 1)
 
 
 def _to_rows_and_columns(index: Tensor, width: int) -> Tensor:

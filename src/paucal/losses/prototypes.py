@@ -129,7 +129,10 @@ class _FusedLoss(torch.autograd.Function):
         prototype_gradient = torch.zeros_like(prototypes, dtype=torch.float32) if needs_gradient[1] else None
         loss = torch.zeros((), device=student.device)
         with torch.autocast(device_type, enabled=False):
-            for chunk_slice in _image_chunks(student, teacher, prototypes, chunk):
+            # At most `chunk` scores per network, but at least one image.
+            n_images = max(1, chunk // (max(student.shape[1], teacher.shape[1]) * len(prototypes)))
+            for start in range(0, len(student), n_images):
+                chunk_slice = slice(start, start + n_images)
                 student_rows = student[chunk_slice].flatten(0, 1).to(dtype)
                 target_sum, weight_sum = _sum_targets(
                     teacher[chunk_slice].to(dtype), teacher_factors, rows[chunk_slice], weights[chunk_slice], sharpness
@@ -176,13 +179,6 @@ def _factor_dtype(device_type: str) -> torch.dtype:
     """Return the dtype for the factors of matrix products: the autocast dtype under autocast on CUDA, else float32."""
     uses_half_precision = torch.is_autocast_enabled(device_type) and _has_float32_output(device_type)
     return torch.get_autocast_dtype(device_type) if uses_half_precision else torch.float32
-
-
-def _image_chunks(student: Tensor, teacher: Tensor, prototypes: Tensor, max_scores: int) -> list[slice]:
-    """Divide a batch into slices of images with at most `max_scores` scores per network, but at least one image."""
-    image_scores = max(student.shape[1], teacher.shape[1]) * len(prototypes)
-    n_images = max(1, max_scores // image_scores)
-    return [slice(start, start + n_images) for start in range(0, len(student), n_images)]
 
 
 def _sum_targets(

@@ -76,9 +76,15 @@ class ClassifierInputExtractor(nn.Module):
     def _take_features(self) -> Tensor:
         if not self._recorded:
             raise RuntimeError("the classifier was not called")
-        features = torch.stack([_flatten_features(inputs) for inputs in self._recorded]).mean(0)
+        vectors = [x.flatten(1) if x.ndim == 4 and tuple(x.shape[2:]) == (1, 1) else x for x in self._recorded]
+        for inputs in vectors:
+            if inputs.ndim != 2:
+                raise UserError(
+                    f"the input of this model's classifier has shape {tuple(inputs.shape)}, expected one vector per "
+                    "image."
+                )
         self._recorded.clear()
-        return features
+        return torch.stack([inputs.detach().float() for inputs in vectors]).mean(0)
 
 
 class StageClassifierInputExtractor(ClassifierInputExtractor):
@@ -117,13 +123,3 @@ def record_features(model: TrainedModel) -> Iterator[Callable[[], Tensor]]:
             yield lambda: take_features().cpu()
     finally:
         classifier_inputs.close()
-
-
-def _flatten_features(features: Tensor) -> Tensor:
-    """Return features of shape (B, D) or (B, D, 1, 1) as (B, D) float32."""
-    vectors = features.flatten(1) if features.ndim == 4 and tuple(features.shape[2:]) == (1, 1) else features
-    if vectors.ndim != 2:
-        raise UserError(
-            f"the input of this model's classifier has shape {tuple(features.shape)}, expected one vector per image."
-        )
-    return vectors.detach().float()

@@ -39,18 +39,12 @@ def measure(name: str, drloc_weight: float) -> ListedModel:
         except (UserError, RuntimeError, TypeError, ValueError, AttributeError):
             grid = dim = None
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        macs = _count_macs(model, (height, width))
+        # The input requires gradients because counting fails for PiT and CaiT otherwise.
+        images, counter = make_dummy_images(model, (height, width)).requires_grad_(), FlopCounterMode(display=False)
+        try:
+            with counter:
+                model(images)
+            macs = counter.get_total_flops() // 2
+        except (RuntimeError, NotImplementedError, TypeError):
+            macs = None  # counting failed
     return ListedModel(parameters, macs, (height, width), grid, dim, source_of(name), drloc_weight)
-
-
-def _count_macs(model: torch.nn.Module, image_size: tuple[int, int]) -> int | None:
-    """Return the number of multiply-adds for one image; None if counting fails."""
-    # The input requires gradients because counting fails for PiT and CaiT otherwise.
-    images = make_dummy_images(model, image_size).requires_grad_()
-    counter = FlopCounterMode(display=False)
-    try:
-        with counter:
-            model(images)
-    except (RuntimeError, NotImplementedError, TypeError):
-        return None
-    return counter.get_total_flops() // 2

@@ -10,7 +10,6 @@ from typing import Literal, overload
 
 import timm
 import torch
-from torch import nn
 
 from paucal.backbones import BackboneSpec, FeatureBackbone
 from paucal.backbones.names import nearest_model_names, timm_config
@@ -107,7 +106,11 @@ class FrozenBackbone:
     def fingerprint(self) -> str:
         """Hash of the architecture, the weights and the preprocessing."""
         description = json.dumps([self.spec.to_dict(), self.preprocessing.to_dict()], sort_keys=True)
-        content = description + weights_fingerprint(self.backbone.model)
+        weights = hashlib.blake2b(digest_size=16)
+        for name, value in sorted(self.backbone.model.state_dict().items()):
+            weights.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            weights.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        content = description + weights.hexdigest()
         return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     @property
@@ -119,15 +122,6 @@ class FrozenBackbone:
     def device(self) -> torch.device:
         """Device of the backbone."""
         return next(self.backbone.parameters()).device
-
-
-def weights_fingerprint(model: nn.Module) -> str:
-    """Return a hash of a model's state dict: names, dtypes, shapes and values."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, value in sorted(model.state_dict().items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def random_backbone(spec: BackboneSpec, seed: int) -> FeatureBackbone:
@@ -167,7 +161,16 @@ def open_frozen(
     """
     torch_device, run_file_or_name = usable_device(device), find_named(name, files=True)
     if isinstance(run_file_or_name, RunFolder):
-        return _open_run(run_file_or_name, torch_device, image_size)
+        run = run_file_or_name
+        if image_size is not None:
+            raise UserError(
+                f"--img-size is for files and timm models, but the image size of {run.path} is fixed: remove "
+                "--img-size."
+            )
+        trained = load_trained(run, torch_device)
+        spec = trained.card.backbone
+        backbone = FeatureBackbone(trained.module, spec.image_size).eval()
+        return FrozenBackbone(str(run.path), f"the run {run.path}", spec, backbone, trained.card.preprocessing)
     if isinstance(run_file_or_name, Path):
         return _open_file(run_file_or_name, model, network, image_size, torch_device)
     spec = _backbone_spec(name, image_size, pretrained)
@@ -177,17 +180,6 @@ def open_frozen(
     weights = f"timm's published weights of {name}" if pretrained else f"random, seed {seed}"
     preprocessing = Preprocessing.from_image_input(spec.image_size, input_of_weights(name))
     return FrozenBackbone(name, weights, spec, backbone.to(torch_device), preprocessing, random=not pretrained)
-
-
-def _open_run(run: RunFolder, device: torch.device, image_size: Sequence[int] | None) -> FrozenBackbone:
-    if image_size is not None:
-        raise UserError(
-            f"--img-size is for files and timm models, but the image size of {run.path} is fixed: remove --img-size."
-        )
-    trained = load_trained(run, device)
-    spec = trained.card.backbone
-    backbone = FeatureBackbone(trained.module, spec.image_size).eval()
-    return FrozenBackbone(str(run.path), f"the run {run.path}", spec, backbone, trained.card.preprocessing)
 
 
 def _open_file(

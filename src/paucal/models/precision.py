@@ -115,7 +115,13 @@ def measure_speed(run: ForwardPass, images: Tensor, key: str) -> float:
         speeds = {str(stored_name): float(ratio) for stored_name, ratio in json.loads(file.read_text()).items()}
     if name in speeds:
         return speeds[name]
-    ratio = _median_speedup(run, images)
+    ratios: list[float] = []
+    total_seconds = 0.0
+    while len(ratios) < MAX_ROUNDS and (not ratios or total_seconds < MAX_SECONDS):
+        exact_seconds, rounded_seconds = _time_run(run, images, None)[1], _time_run(run, images, torch.bfloat16)[1]
+        ratios.append(exact_seconds / rounded_seconds)
+        total_seconds += exact_seconds + rounded_seconds
+    ratio = statistics.median(ratios)
     with suppress(OSError):  # the cache cannot be written: measure again next time
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps({**speeds, name: round(ratio, 2)}, indent=1) + "\n")
@@ -149,14 +155,3 @@ def _time_run(run: ForwardPass, images: Tensor, dtype: torch.dtype | None) -> tu
     with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
         outputs = run(images)
     return outputs, time.perf_counter() - start_time
-
-
-def _median_speedup(run: ForwardPass, images: Tensor) -> float:
-    """Return the median speed of bfloat16 relative to float32, over alternating rounds."""
-    ratios: list[float] = []
-    total_seconds = 0.0
-    while len(ratios) < MAX_ROUNDS and (not ratios or total_seconds < MAX_SECONDS):
-        exact_seconds, rounded_seconds = _time_run(run, images, None)[1], _time_run(run, images, torch.bfloat16)[1]
-        ratios.append(exact_seconds / rounded_seconds)
-        total_seconds += exact_seconds + rounded_seconds
-    return statistics.median(ratios)

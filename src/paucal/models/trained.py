@@ -186,8 +186,8 @@ class TrainedModel:
         image_list = list_images(images)
         if not image_list:
             raise ValueError("there are no images to classify")
-        transform, reading = self.card.preprocessing.transform(), self.card.preprocessing.decode_options
-        return torch.stack([transform(convert_image(image, reading))[0] for image in image_list]).to(self.device)
+        transform, options = self.card.preprocessing.transform(), self.card.preprocessing.decode_options
+        return torch.stack([transform(convert_image(image, options))[0] for image in image_list]).to(self.device)
 
     def classify(self, images: Iterable[Image.Image], batch_size: int = 64) -> Iterator[Tensor]:
         """Yield (K,) probabilities for each image; images are read and classified in batches."""

@@ -6,11 +6,15 @@ The trainer uses an objective only through this interface, so a new method needs
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.probe import block_names
+from paucal.distributed import all_reduce_mean
 from paucal.types import Batch, DataRequest, FeatureRequest, Features, GroupScales, LossTerms, Progress
+
+HEALTH_INTERVAL_STEPS = 10  # number of steps between two measurements of the health metrics
 
 
 class Objective(nn.Module, ABC):
@@ -24,6 +28,10 @@ class Objective(nn.Module, ABC):
     data_request: DataRequest = DataRequest()
     # Whether weight decay also applies to class tokens and position tables, see `training.module.parameter_groups`.
     decays_tables: bool = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._health: dict[str, Tensor] = {}
 
     @abstractmethod
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
@@ -71,9 +79,21 @@ class Objective(nn.Module, ABC):
         """Return the loss of predictions that ignore the images, by name of the loss; unknown losses are left out."""
         return {}
 
+    def measures_health(self, progress: Progress) -> bool:
+        """Return whether `record_health` should be called in this forward pass."""
+        return self.training and progress.step % min(HEALTH_INTERVAL_STEPS, progress.steps_per_epoch) == 0
+
+    def record_health(self, metrics: dict[str, Tensor]) -> None:
+        """Store scalar metrics, averaged over all processes, for `diagnostics`."""
+        self._health = dict(zip(metrics, all_reduce_mean(torch.stack(list(metrics.values()))), strict=True))
+
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return metrics that help to detect failures such as collapse, as scalar tensors on the device."""
-        return {}
+        """Return the latest metrics that help to detect failures such as collapse, as scalar tensors on the device.
+
+        The result is empty if there was no new measurement since the last call.
+        """
+        health, self._health = self._health, {}
+        return health
 
 
 class Term(nn.Module, ABC):

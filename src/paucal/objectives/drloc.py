@@ -284,8 +284,16 @@ class DrLoc(Term):
             raise ValueError(f"DrLoc has a head for each of {len(self.heads)} grids, got {len(grids)} grids")
         generator = torch.Generator(device=grids[0].device)
         generator.manual_seed(derive_seed(self.options.seed, progress.micro_step))
-        levels = zip(grids, self.heads, self.sizes, strict=True)
-        return torch.stack([self._grid_loss(*level, generator) for level in levels]).sum()
+        losses = []
+        for grid, head, size in zip(map(self.pooled, grids), self.heads, self.sizes, strict=True):
+            batch_size, (height, width) = grid.shape[0], grid.shape[-2:]
+            if self._classifies and (height, width) != size:
+                raise ValueError(f"DrLoc's head has the offset classes of a {size} grid, got a {(height, width)} grid")
+            n_images = world_size() * batch_size
+            all_pairs = draw_pairs(n_images, self.options.n_pairs, height, width, generator=generator)
+            pairs = all_pairs[rank() * batch_size : (rank() + 1) * batch_size]  # the pairs for this process's images
+            losses.append(drloc_loss(grid, head, self.options, pairs=pairs))
+        return torch.stack(losses).sum()
 
     def weight(self, progress: Progress) -> float:
         """Return the weight lambda, which depends on the epoch if the schedule is "ramp"."""
@@ -318,12 +326,3 @@ class DrLoc(Term):
                 "has only 1 after pooling: use larger images, a backbone with a smaller stride, or less pooling."
             )
         return height, width
-
-    def _grid_loss(self, grid: Tensor, head: nn.Module, size: tuple[int, int], generator: torch.Generator) -> Tensor:
-        grid = self.pooled(grid)
-        batch, (height, width) = grid.shape[0], grid.shape[-2:]
-        if self._classifies and (height, width) != size:
-            raise ValueError(f"DrLoc's head has the offset classes of a {size} grid, got a {(height, width)} grid")
-        all_pairs = draw_pairs(world_size() * batch, self.options.n_pairs, height, width, generator=generator)
-        pairs = all_pairs[rank() * batch : (rank() + 1) * batch]  # the pairs for this process's images
-        return drloc_loss(grid, head, self.options, pairs=pairs)

@@ -113,7 +113,11 @@ class BackboneTuner:
 
     def scales(self, progress: Progress) -> GroupScales:
         """Return the factors for the learning rate and weight decay of each parameter group at this step, by label."""
-        factor = self._rate_factor(progress) if self._frozen_at_start else 1.0
+        factor = 1.0
+        if self._frozen_at_start:  # 0 while the backbone is frozen, then rising to 1
+            steps = progress.step - self.options.freeze_epochs * progress.steps_per_epoch
+            warmup_steps = BACKBONE_WARMUP_EPOCHS * progress.steps_per_epoch
+            factor = 0.0 if self.trains_classifier_only(progress) else min(1.0, (steps + 1) / warmup_steps)
         scales = {name: GroupScale(scale * factor, float(factor > 0)) for name, scale in self._scales.items()}
         if self._rate is None:
             return scales
@@ -136,13 +140,6 @@ class BackboneTuner:
     def trains_classifier_only(self, progress: Progress) -> bool:
         """Return whether this step is in the first `freeze_epochs` epochs, which train only the classifier."""
         return progress.step < self.options.freeze_epochs * progress.steps_per_epoch
-
-    def _rate_factor(self, progress: Progress) -> float:
-        """Return the factor for the backbone's learning rate: 0 while the backbone is frozen, then rising to 1."""
-        if self.trains_classifier_only(progress):
-            return 0.0
-        steps = progress.step - self.options.freeze_epochs * progress.steps_per_epoch
-        return min(1.0, (steps + 1) / (BACKBONE_WARMUP_EPOCHS * progress.steps_per_epoch))
 
     def _parameter_groups(self) -> tuple[dict[str, str], dict[str, float]]:
         """Return the group labels of parameters that have groups of their own, and the rate factors by group label."""

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torchvision.ops import MLP
 
 from paucal.backbones.spec import BackboneSpec
-from paucal.distributed import all_reduce_mean
 from paucal.losses.diet import SMOOTHING, diet_loss
 from paucal.losses.feature_health import effective_rank, feature_spread
 from paucal.losses.lejepa import INTEGRAL_LIMIT, KNOTS, WEIGHT, lejepa_loss, unit_directions
@@ -22,7 +21,7 @@ from paucal.losses.visreg import visreg_loss
 from paucal.objectives.base import derive_seed
 from paucal.objectives.distilled_network import group_by_size
 from paucal.objectives.finetuning import BackboneObjective, FineTuning
-from paucal.objectives.self_distillation import HEALTH_INTERVAL_STEPS, crop_size
+from paucal.objectives.self_distillation import crop_size
 from paucal.types import Batch, Crops, DataRequest, LossTerms, Progress
 
 NORM_LAYERS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
@@ -46,7 +45,6 @@ class MultiViewObjective(BackboneObjective):
         tuning: FineTuning | None = None,
     ) -> None:
         super().__init__(spec.build([crop_size(group) for group in crops], drop_path_rate), tuning)
-        self._health: dict[str, Tensor] = {}
         self.data_request = DataRequest(tuple(crops), mixing=False, labels=False, smallest_batch=2)
 
     def embed(self, views: Sequence[Tensor], progress: Progress) -> list[Tensor]:
@@ -58,26 +56,17 @@ class MultiViewObjective(BackboneObjective):
             features = self.backbone(torch.cat([views[number] for number in numbers])).pooled
             for number, view_features in zip(numbers, features.chunk(len(numbers)), strict=True):
                 pooled[number] = view_features
-        if self.training and progress.step % min(HEALTH_INTERVAL_STEPS, progress.steps_per_epoch) == 0:
-            self._record_health(pooled[0].detach())
+        if self.measures_health(progress):
+            features = pooled[0].detach()
+            with torch.no_grad():
+                self.record_health(
+                    {
+                        "feature_spread": feature_spread(features),
+                        "effective_rank": effective_rank(features),
+                        "feature_norm": torch.linalg.vector_norm(features.float(), dim=1).mean(),
+                    }
+                )
         return pooled
-
-    def diagnostics(self) -> dict[str, Tensor]:
-        """Return the spread, the effective rank and the mean norm of the first view's features.
-
-        Metrics are measured every `HEALTH_INTERVAL_STEPS` steps; the dict is empty if there is no new measurement.
-        """
-        health, self._health = self._health, {}
-        return health
-
-    @torch.no_grad()
-    def _record_health(self, features: Tensor) -> None:
-        health = {
-            "feature_spread": feature_spread(features),
-            "effective_rank": effective_rank(features),
-            "feature_norm": torch.linalg.vector_norm(features.float(), dim=1).mean(),
-        }
-        self._health = dict(zip(health, all_reduce_mean(torch.stack(list(health.values()))), strict=True))
 
 
 class Diet(MultiViewObjective):

@@ -20,7 +20,6 @@ from paucal.losses import (
     EsvitTask,
     Sharpness,
     Targets,
-    all_reduce_mean,
     effective_rank,
     entropy,
     esvit_loss,
@@ -39,8 +38,6 @@ from paucal.objectives.distilled_network import (
     update_teacher,
 )
 from paucal.types import Batch, Crops, DataRequest, GroupScale, GroupScales, LossTerms, Progress
-
-HEALTH_INTERVAL_STEPS = 10  # number of steps between two measurements of the health metrics
 
 
 class SelfDistillation(Objective):
@@ -82,7 +79,6 @@ class SelfDistillation(Objective):
         for name in self.options.weights():
             self.register_buffer(f"centre_{name}", torch.zeros(self.options.out_dim))
         self._mean_scores: dict[str, list[Tensor]] = {}
-        self._health: dict[str, Tensor] = {}
         self.data_request = DataRequest(tuple(crops), mixing=False, labels=False, smallest_batch=2)
 
     def train(self, mode: bool = True) -> "SelfDistillation":
@@ -102,17 +98,29 @@ class SelfDistillation(Objective):
             crops, mix_weights = mix_crops(crops, self.options.mixup)
         student_features = self.student.extract(crops)
         temperature = self.options.temperature(progress.epoch)
+        images, teacher_rows = student_features.pooled.shape[0], teacher_features.pooled
+        targets = view_targets(images, self.global_views, self.all_views, student_features.pooled.device)
+        if mix_weights is not None:
+            teacher_rows, targets = mix_targets(teacher_rows, targets, mix_weights)
+        view_task = self._project_task("view", student_features.pooled, teacher_rows, targets)
+        region_task = None
+        if "region" in self.options.weights():
+            student_cells, teacher_cells = student_features.cells, teacher_features.cells
+            targets = region_targets([c.detach() for c in student_cells], teacher_cells, self.options.similarity)
+            region_task = self._project_task(
+                "region", torch.cat(student_cells, 1), torch.cat(teacher_cells, 1), targets
+            )
         losses = esvit_loss(
-            self._view_task(student_features, teacher_features, mix_weights),
-            self._region_task(student_features, teacher_features) if "region" in self.options.weights() else None,
+            view_task,
+            region_task,
             student_temperature=self.options.student_temperature,
             teacher_temperature=temperature,
         )
         values = {"view": losses.view}
         if losses.region is not None:
             values["region"] = losses.region
-        if self.training and progress.step % min(HEALTH_INTERVAL_STEPS, progress.steps_per_epoch) == 0:
-            self._record_health(student_features, teacher_features, temperature)
+        if self.measures_health(progress):
+            self._measure_health(student_features, teacher_features, temperature)
         return LossTerms(values, self.options.weights())
 
     def backbones(self) -> Sequence[FeatureBackbone]:
@@ -152,26 +160,6 @@ class SelfDistillation(Objective):
         """Return ln K for each task, which is the loss if the student gives all K prototypes the same probability."""
         return dict.fromkeys(self.options.weights(), math.log(self.options.out_dim))
 
-    def diagnostics(self) -> dict[str, Tensor]:
-        """Return the health metrics of student and teacher, see `task_health` and `teacher_distance`.
-
-        Metrics are measured every `HEALTH_INTERVAL_STEPS` steps; the dict is empty if there is no new measurement.
-        """
-        health, self._health = self._health, {}
-        return health
-
-    def _view_task(self, student: CropFeatures, teacher: CropFeatures, mix_weights: Tensor | None) -> EsvitTask:
-        images, teacher_rows = student.pooled.shape[0], teacher.pooled
-        targets = view_targets(images, self.global_views, self.all_views, student.pooled.device)
-        if mix_weights is not None:
-            teacher_rows, targets = mix_targets(teacher_rows, targets, mix_weights)
-        return self._project_task("view", student.pooled, teacher_rows, targets)
-
-    def _region_task(self, student: CropFeatures, teacher: CropFeatures) -> EsvitTask:
-        student_cells = [cells.detach() for cells in student.cells]
-        targets = region_targets(student_cells, teacher.cells, self.options.similarity)
-        return self._project_task("region", torch.cat(student.cells, 1), torch.cat(teacher.cells, 1), targets)
-
     def _project_task(self, name: str, student: Tensor, teacher: Tensor, targets: Targets) -> EsvitTask:
         """Return the loss inputs of a task, given the student's and the teacher's (B, R, P) features.
 
@@ -186,7 +174,7 @@ class SelfDistillation(Objective):
         return EsvitTask(student_rows, prototypes, teacher_rows, teacher_prototypes, self._get_centre(name), targets)
 
     @torch.no_grad()
-    def _record_health(self, student: CropFeatures, teacher: CropFeatures, temperature: float) -> None:
+    def _measure_health(self, student: CropFeatures, teacher: CropFeatures, temperature: float) -> None:
         health: dict[str, Tensor] = {}
         student_crop = min(1, self.all_views - 1)  # another crop than the teacher's, if there are at least two crops
         student_cells, teacher_cells = student.cells[student_crop], teacher.cells[0]
@@ -202,7 +190,7 @@ class SelfDistillation(Objective):
             health |= {metric if name == "view" else f"{name}_{metric}": value for metric, value in values.items()}
         health["teacher_distance"] = teacher_distance(self.student, self.teacher)
         health["teacher_temperature"] = health["teacher_distance"].new_full((), temperature)
-        self._health = dict(zip(health, all_reduce_mean(torch.stack(list(health.values()))), strict=True))
+        self.record_health(health)
 
     def _get_centre(self, name: str) -> Tensor:
         return self.get_buffer(f"centre_{name}")

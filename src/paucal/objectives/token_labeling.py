@@ -91,7 +91,15 @@ class TokenLabeling(ClassifierObjective):
         features = self._extract_mixed(batch.views[0], box)
         reading, first = self.options.reading, features[0]
         image_targets, token_targets = self._targets(batch)
-        truth = self._true_targets(batch) if reading.use_truth else None
+        truth = None
+        if reading.use_truth:
+            if batch.labels is None:
+                raise ValueError("use_truth mixes the true class into the targets, but the batch has no labels")
+            ones = torch.ones_like(batch.labels[:, None, None], dtype=torch.float32)
+            exact = SparseTargets(
+                batch.labels[:, None], ones, torch.zeros_like(ones[..., 0]), self.backbone.num_classes
+            )
+            truth = exact.smoothed(self.options.label_smoothing)
         kept = kept_fraction(box, self.backbone.grid)
         assert first.logits is not None
         tokens = (self._token_logits(first, box), token_targets) if reading.dense_weight > 0 else (None, None)
@@ -142,13 +150,6 @@ class TokenLabeling(ClassifierObjective):
             for size in ((1, 1), self.backbone.grid)
         )
         return image_targets, token_targets
-
-    def _true_targets(self, batch: Batch) -> SparseTargets:
-        if batch.labels is None:
-            raise ValueError("use_truth mixes the true class into the targets, but the batch has no labels")
-        count, ones = self.backbone.num_classes, torch.ones_like(batch.labels[:, None, None], dtype=torch.float32)
-        exact = SparseTargets(batch.labels[:, None], ones, torch.zeros_like(ones[..., 0]), count)
-        return exact.smoothed(self.options.label_smoothing)
 
 
 def swap_boxes(images: Tensor, box: Box, grid: tuple[int, int]) -> Tensor:
