@@ -106,7 +106,7 @@ def recorded_targets(rule, size, original, count=3):
 @pytest.mark.parametrize("order", ["original", "corrected"])
 def test_targets__equal_the_programs(rule, size, smoothing, order):
     parts = recorded_targets(rule, size, order == "original")
-    dense = torch.cat([part.smoothed_like_authors(smoothing).dense() for part in parts], 1).transpose(1, 2)
+    dense = torch.cat([part.smoothed(smoothing, like_authors=True).dense() for part in parts], 1).transpose(1, 2)
     truth = torch.zeros(3, 30, 1)
     truth[range(3), TARGETS["setting"]["ground_truth"]] = 1
     on, off = 1 - smoothing + smoothing / 30, smoothing / 30
@@ -249,7 +249,7 @@ def test_targets__share_the_probability_of_foreign_classes_evenly(own):
 @pytest.mark.parametrize("change", ["none", "smoothed", "program", "flipped"])
 def test_sparse__loss_and_gradient_equal_the_dense_ones(change):
     targets, _, _ = random_targets()
-    changes = {"smoothed": lambda t: t.smoothed(0.1), "program": lambda t: t.smoothed_like_authors(0.1)}
+    changes = {"smoothed": lambda t: t.smoothed(0.1), "program": lambda t: t.smoothed(0.1, like_authors=True)}
     targets = {**changes, "none": lambda t: t, "flipped": reverse_targets}[change](targets)
     logits = torch.randn(3, 6, 11, requires_grad=True)
     sparse = soft_cross_entropy(logits, targets)

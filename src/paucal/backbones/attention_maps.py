@@ -14,20 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from paucal.backbones.probe import HookedTensors, TensorHook
 from paucal.backbones.timm_attention import layout_of
-
-
-class _InputRecorder:
-    """A forward pre-hook that stores its module's first input in `maps`.
-
-    The hook is an object instead of a closure, so that a deep copy of a model gets copies of the hooks.
-    """
-
-    def __init__(self, maps: dict[str, Tensor], name: str) -> None:
-        self.maps, self.name = maps, name
-
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self.maps[self.name] = inputs[0]
 
 
 class _SoftmaxRecorder(TorchFunctionMode):
@@ -79,7 +67,8 @@ def recorded_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     dictionary by the dotted names of layers. The model must not be compiled, since compiled code ignores hooks that are
     added later.
     """
-    maps: dict[str, Tensor] = {}
+    hooked = HookedTensors()
+    hooked.tensors = maps = {}
     layers = attention_layers(model)
     was_fused = {name: layer.fused_attn for name, layer in layers.items() if hasattr(layer, "fused_attn")}
     softmaxes, handles = _SoftmaxRecorder(maps), []
@@ -87,7 +76,7 @@ def recorded_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
         if layout_of(layer).weights == "softmax":
             handles += softmaxes.watch(name, layer)
         else:
-            handles.append(layer.attn_drop.register_forward_pre_hook(_InputRecorder(maps, name)))  # type: ignore[union-attr]
+            handles.append(layer.attn_drop.register_forward_pre_hook(TensorHook(hooked, name)))  # type: ignore[union-attr]
     try:
         for name in was_fused:
             layers[name].fused_attn = False  # type: ignore[assignment]

@@ -34,25 +34,21 @@ class HookedTensors:
         self.tensors: dict[str, Any] | None = None
 
 
-class _Hook:
+class TensorHook:
     """Stores a module's output or, as a pre-hook, which gets no output, its first input."""
 
     def __init__(self, hooked: HookedTensors, name: str) -> None:
         self.hooked, self.name = hooked, name
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], *output: Any) -> None:
+        """Store the tensor if the hooks are switched on."""
         if self.hooked.tensors is not None:
             self.hooked.tensors[self.name] = output[0] if output else inputs[0]
 
 
 def hook_output(model: nn.Module, name: str, hooked: HookedTensors) -> RemovableHandle:
     """Register a hook that stores the output of the named submodule while `hooked` is switched on."""
-    return model.get_submodule(name).register_forward_hook(_Hook(hooked, name))
-
-
-def hook_input(model: nn.Module, name: str, hooked: HookedTensors) -> RemovableHandle:
-    """Register a hook that stores the first input of the named submodule while `hooked` is switched on."""
-    return model.get_submodule(name).register_forward_pre_hook(_Hook(hooked, name))
+    return model.get_submodule(name).register_forward_hook(TensorHook(hooked, name))
 
 
 @contextmanager
@@ -144,7 +140,8 @@ def make_feature_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -
     """Run the model on images, and return its plan; register hooks that store the needed tensors in `hooked`."""
     size = (images.shape[-2], images.shape[-1])
     handles = {name: hook_output(model, name, hooked) for name in (*block_names(model), *merging_names(model))}
-    handles |= {name: hook_input(model, name, hooked) for name in final_norm_names(model)}
+    for name in final_norm_names(model):
+        handles[name] = model.get_submodule(name).register_forward_pre_hook(TensorHook(hooked, name))
     prefixes, channels_last = prefixes_and_channels_last(model)
     hooked.tensors = {}
     try:

@@ -57,7 +57,20 @@ class BackboneSpec:
     def __post_init__(self) -> None:
         require_model_name(self.name)
         require_architecture_arguments(self.name, self.arguments)
-        _require_valid_sizes(self)
+        size = self.image_size
+        is_size = isinstance(size, list | tuple) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)
+        if not is_size:
+            raise UserError(f"The image size of {self.name} is {size}; it must be (height, width) in whole pixels.")
+        if type(self.num_classes) is not int or not 0 <= self.num_classes <= MAX_CLASSES:
+            raise UserError(
+                f"The number of classes is {self.num_classes!r}; it must be a whole number from 0 (no classifier) to "
+                f"{MAX_CLASSES:,}."
+            )
+        if type(self.in_chans) is not int or not 1 <= self.in_chans <= MAX_CHANNELS:
+            raise UserError(
+                f"The number of image channels is {self.in_chans!r}; it must be a whole number from 1 to "
+                f"{MAX_CHANNELS:,}."
+            )
         object.__setattr__(self, "image_size", tuple(self.image_size))
         try:
             arguments = json.loads(json.dumps(dict(self.arguments), allow_nan=False))
@@ -158,22 +171,6 @@ def _accepts_arguments(name: str, arguments: Mapping[str, Any]) -> bool:
     except UserError:
         return False
     return True
-
-
-def _require_valid_sizes(spec: BackboneSpec) -> None:
-    size = spec.image_size
-    is_size = isinstance(size, list | tuple) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)
-    if not is_size:
-        raise UserError(f"The image size of {spec.name} is {size}; it must be (height, width) in whole pixels.")
-    if type(spec.num_classes) is not int or not 0 <= spec.num_classes <= MAX_CLASSES:
-        raise UserError(
-            f"The number of classes is {spec.num_classes!r}; it must be a whole number from 0 (no classifier) to "
-            f"{MAX_CLASSES:,}."
-        )
-    if type(spec.in_chans) is not int or not 1 <= spec.in_chans <= MAX_CHANNELS:
-        raise UserError(
-            f"The number of image channels is {spec.in_chans!r}; it must be a whole number from 1 to {MAX_CHANNELS:,}."
-        )
 
 
 def use_channels_last(model: nn.Module) -> nn.Module:

@@ -35,20 +35,13 @@ class SparseTargets:
         difference = (self.named - self.unnamed_probability[..., None]) * (self.classes >= 0)[:, None]
         return dense.scatter_add(-1, index, difference)
 
-    def smoothed(self, amount: float) -> "SparseTargets":
+    def smoothed(self, amount: float, like_authors: bool = False) -> "SparseTargets":
         """Return the targets with label smoothing, (1 - amount) * target + amount / K; they sum to 1.
 
-        In the authors' code, the factor is 1 - amount + amount / K instead; see `smoothed_like_authors`.
+        In the authors' code (`like_authors`), the factor is 1 - amount + amount / K, so they sum to 1 + amount / K.
         """
-        return self._scaled(1 - amount, amount / self.num_classes)
-
-    def smoothed_like_authors(self, amount: float) -> "SparseTargets":
-        """Return the targets with label smoothing as in the authors' code; they sum to 1 + amount / K."""
-        uniform_part = amount / self.num_classes
-        return self._scaled(1 - amount + uniform_part, uniform_part)
-
-    def _scaled(self, factor: float, shift: float) -> "SparseTargets":
-        """Return the targets with all probabilities multiplied by `factor` and increased by `shift`."""
+        shift = amount / self.num_classes
+        factor = 1 - amount + shift if like_authors else 1 - amount
         named = (self.named * factor + shift) * (self.classes >= 0)[:, None]
         return replace(self, named=named, unnamed_probability=self.unnamed_probability * factor + shift)
 
@@ -146,18 +139,16 @@ def map_targets(
     total = weights.sum(-1, keepdim=True) + n_unnamed * other_weight
     token_coverage = None if coverage is None else coverage.flatten(1)
     targets = SparseTargets(classes, weights / total, (other_weight / total).squeeze(-1), num_classes, token_coverage)
-    return targets if teacher_classes is None else _spread_other_classes(targets)
-
-
-def _spread_other_classes(targets: SparseTargets) -> SparseTargets:
-    """Return targets for the run's K classes, with the probability of all other classes spread evenly over them."""
-    is_in_run = (targets.classes >= 0) & (targets.classes < targets.num_classes)
+    if teacher_classes is None:
+        return targets
+    # Spread the probability of classes that are not in the run evenly over the run's K classes.
+    is_in_run = (classes >= 0) & (classes < num_classes)
     run_probabilities = targets.named * is_in_run[:, None]
-    n_unnamed = targets.num_classes - is_in_run.sum(-1, keepdim=True)
-    added_probability = (1 - run_probabilities.sum(-1) - n_unnamed * targets.unnamed_probability) / targets.num_classes
+    n_unnamed = num_classes - is_in_run.sum(-1, keepdim=True)
+    added_probability = (1 - run_probabilities.sum(-1) - n_unnamed * targets.unnamed_probability) / num_classes
     return replace(
         targets,
-        classes=targets.classes.masked_fill(~is_in_run, -1),
+        classes=classes.masked_fill(~is_in_run, -1),
         named=(run_probabilities + added_probability[..., None]) * is_in_run[:, None],
         unnamed_probability=targets.unnamed_probability + added_probability,
     )

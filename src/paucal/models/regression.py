@@ -101,7 +101,14 @@ class RegressionCard(ModelCard):
                 "a model card has a mean that is not a finite number, a deviation that is not positive, or a negative "
                 "half_width: restore model.json."
             )
-        if self.grades is not None and not _are_valid(self.grades):
+        grades = self.grades
+        if grades is not None and not (
+            all(map(_is_finite, (grades.lowest, grades.slope, *grades.cuts)))
+            and type(grades.lowest) is int
+            and grades.slope > 0
+            and 1 <= len(grades.cuts) < MAX_GRADES
+            and list(grades.cuts) == sorted(grades.cuts)
+        ):
             raise UserError(
                 "a model card has invalid grades, expected ascending cuts and a positive slope: restore model.json."
             )
@@ -154,14 +161,3 @@ class RegressionCard(ModelCard):
 def _is_finite(value: Any) -> bool:
     """Return whether a value from a file is a number within the range of a float."""
     return is_number(value) and -sys.float_info.max <= value <= sys.float_info.max
-
-
-def _are_valid(grades: CumulativeLogitModel) -> bool:
-    values = (grades.lowest, grades.slope, *grades.cuts)
-    return (
-        all(map(_is_finite, values))
-        and type(grades.lowest) is int
-        and grades.slope > 0
-        and 1 <= len(grades.cuts) < MAX_GRADES
-        and list(grades.cuts) == sorted(grades.cuts)
-    )

@@ -216,8 +216,7 @@ class StudentOrTeacher(nn.Module):
 
     def extract(self, crops: Sequence[Tensor]) -> CropFeatures:
         """Return the features of V crops, each (B, C, H, W); all crops of one size share a single forward pass."""
-        pooled: list[Tensor] = [crops[0]] * len(crops)
-        cells: list[Tensor] = [crops[0]] * len(crops)
+        pooled, cells = list(crops), list(crops)
         for numbers in group_by_size(crops):
             features = self.backbone(torch.cat([crops[number] for number in numbers]))
             grids = features.grids[0].flatten(2).transpose(1, 2)
@@ -225,14 +224,6 @@ class StudentOrTeacher(nn.Module):
             for number, crop_pooled, crop_cells in zip(numbers, *chunks, strict=True):
                 pooled[number], cells[number] = crop_pooled, crop_cells
         return CropFeatures(torch.stack(pooled, 1), cells)
-
-    def project(self, task: str, features: Tensor) -> Tensor:
-        """Return the (..., D) projections of (..., P) features, which the task's head compares with prototypes."""
-        return self.head(task).project(features)
-
-    def prototypes(self, task: str) -> Tensor:
-        """Return the (K, D) prototypes of a task's head."""
-        return self.head(task).last_layer.scaled_prototypes()
 
     def head(self, task: str) -> ProjectionHead:
         """Return the head of the task "view" or "region"."""

@@ -231,7 +231,16 @@ class DrLoc(Term):
             )
         self.options = options
         self.request = FeatureRequest(options.levels, options.norm)
-        self.sizes = [self._pooled_size(size) for size in grids]
+        self.sizes: list[tuple[int, int]] = []  # (height, width) of each feature map after pooling
+        for grid in grids:
+            height, width = self.pooled(torch.empty(1, 1, *grid, device="meta")).shape[-2:]
+            if height * width < 2:
+                raise UserError(
+                    f"DrLoc compares the cells of a grid and needs at least 2, but a grid of {grid[0]} x {grid[1]} "
+                    "cells has only 1 after pooling: use larger images, a backbone with a smaller stride, or less "
+                    "pooling."
+                )
+            self.sizes.append((height, width))
         self.heads = nn.ModuleList()
         for dim, size in zip(dims, self.sizes, strict=True):
             classes = class_counts(*size, options.classes) if self._classifies else None
@@ -317,12 +326,3 @@ class DrLoc(Term):
         """Return the feature map after pooling, from which pairs are drawn."""
         pool = self.options.pool
         return grid if self.options.levels != "last" and not isinstance(pool, int) else pool_grid(grid, pool)
-
-    def _pooled_size(self, size: tuple[int, int]) -> tuple[int, int]:
-        height, width = self.pooled(torch.empty(1, 1, *size, device="meta")).shape[-2:]
-        if height * width < 2:
-            raise UserError(
-                f"DrLoc compares the cells of a grid and needs at least 2, but a grid of {size[0]} x {size[1]} cells "
-                "has only 1 after pooling: use larger images, a backbone with a smaller stride, or less pooling."
-            )
-        return height, width

@@ -152,7 +152,7 @@ class SelfDistillation(Objective):
         momentum = self.options.teacher_momentum(completed_step)
         update_teacher(self.teacher, self.student, momentum, buffers=self.options.teacher_norm == "running")
         for name, means in self._mean_scores.items():
-            centre = self._get_centre(name)
+            centre = self.get_buffer(f"centre_{name}")
             centre.copy_(moved_centre(centre, torch.stack(means).mean(0), self.options.centre_momentum))
         self._mean_scores = {}
 
@@ -165,13 +165,16 @@ class SelfDistillation(Objective):
 
         In training, the teacher's mean scores are also stored for the next update of the centre.
         """
+        head, teacher_head = self.student.head(name), self.teacher.head(name)
         with torch.no_grad():
-            teacher_rows, teacher_prototypes = self.teacher.project(name, teacher), self.teacher.prototypes(name)
+            teacher_rows = teacher_head.project(teacher)
+            teacher_prototypes = teacher_head.last_layer.scaled_prototypes()
             mean = compute_mean_score(teacher_rows, teacher_prototypes)
         if self.training:
             self._mean_scores.setdefault(name, []).append(mean)
-        student_rows, prototypes = self.student.project(name, student), self.student.prototypes(name)
-        return EsvitTask(student_rows, prototypes, teacher_rows, teacher_prototypes, self._get_centre(name), targets)
+        student_rows, prototypes = head.project(student), head.last_layer.scaled_prototypes()
+        centre = self.get_buffer(f"centre_{name}")
+        return EsvitTask(student_rows, prototypes, teacher_rows, teacher_prototypes, centre, targets)
 
     @torch.no_grad()
     def _measure_health(self, student: CropFeatures, teacher: CropFeatures, temperature: float) -> None:
@@ -184,16 +187,13 @@ class SelfDistillation(Objective):
             "region": (student_cells[:, student_cells.shape[1] // 2], teacher_cells[:, teacher_cells.shape[1] // 2]),
         }
         for name in self.options.weights():
-            sharpness = Sharpness(self.options.student_temperature, temperature, self._get_centre(name))
+            sharpness = Sharpness(self.options.student_temperature, temperature, self.get_buffer(f"centre_{name}"))
             heads = self.student.head(name), self.teacher.head(name)
             values = task_health(*heads, rows[name][0].detach(), rows[name][1], sharpness)
             health |= {metric if name == "view" else f"{name}_{metric}": value for metric, value in values.items()}
         health["teacher_distance"] = teacher_distance(self.student, self.teacher)
         health["teacher_temperature"] = health["teacher_distance"].new_full((), temperature)
         self.record_health(health)
-
-    def _get_centre(self, name: str) -> Tensor:
-        return self.get_buffer(f"centre_{name}")
 
 
 def compute_mean_score(projections: Tensor, prototypes: Tensor) -> Tensor:

@@ -46,11 +46,11 @@ class ClassifierObjective(BackboneObjective):
     @property
     def requests(self) -> list[FeatureRequest]:
         """The features that each extra loss needs, in the order of the losses."""
-        return [term.request for term in self._terms()]
+        return [term.request for term in self.named_terms().values()]
 
     def add_terms(self, losses: LossTerms, features: Sequence[Features], batch: Batch, progress: Progress) -> None:
         """Add the extra losses and their weights to `losses`; `features` contains one entry per request."""
-        for name, term, term_features in zip(self.names, self._terms(), features, strict=True):
+        for (name, term), term_features in zip(self.named_terms().items(), features, strict=True):
             losses.values[name] = term(term_features, batch, progress)
             losses.weights[name] = term.weight(progress)
 
@@ -61,11 +61,11 @@ class ClassifierObjective(BackboneObjective):
 
     def named_terms(self) -> dict[str, Term]:
         """Return the extra losses by name."""
-        return dict(zip(self.names, self._terms(), strict=True))
+        return dict(zip(self.names, self.terms, strict=True))  # type: ignore[arg-type]
 
     def compilable(self) -> Iterable[nn.Module]:
         """Return the backbone and the compilable modules of the extra losses."""
-        return [self.backbone, *(module for term in self._terms() for module in term.compilable())]
+        return [self.backbone, *(module for term in self.named_terms().values() for module in term.compilable())]
 
     def before_step(self, progress: Progress) -> None:
         """Drop the gradients of the parameters and adapters that are frozen at this step."""
@@ -77,9 +77,6 @@ class ClassifierObjective(BackboneObjective):
         """Merge the adapters, if there are any, into the weights."""
         if self.adapters is not None:
             self.adapters.after_step()
-
-    def _terms(self) -> list[Term]:
-        return [term for term in self.terms if isinstance(term, Term)]
 
 
 class Supervised(ClassifierObjective):

@@ -144,12 +144,11 @@ class TokenLabeling(ClassifierObjective):
         theta = transpose_geometry(geometry[0]) if options.like_authors_code else geometry[0]
         covered = None if options.like_authors_code else label_maps.get("covered")
         count, n_teacher_classes = self.backbone.num_classes, label_maps.get("teacher_classes")
-        smooth = SparseTargets.smoothed_like_authors if options.like_authors_code else SparseTargets.smoothed
-        image_targets, token_targets = (
-            smooth(map_targets(maps, classes, theta, size, count, covered, n_teacher_classes), options.label_smoothing)
-            for size in ((1, 1), self.backbone.grid)
-        )
-        return image_targets, token_targets
+        targets = []
+        for size in ((1, 1), self.backbone.grid):
+            exact = map_targets(maps, classes, theta, size, count, covered, n_teacher_classes)
+            targets.append(exact.smoothed(options.label_smoothing, options.like_authors_code))
+        return targets[0], targets[1]
 
 
 def swap_boxes(images: Tensor, box: Box, grid: tuple[int, int]) -> Tensor:

@@ -121,20 +121,18 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[
     # The other models of this file differ from DrLoc's ViT, so they must refuse its weights.
     if is_published and isinstance(model, DrlocViT | EsvitViT):
         state = {rename(name, _LUCIDRAINS_NAMES.items()): value for name, value in state.items()}
-        state["patch_embed.proj.weight"] = _as_kernel(state["patch_embed.proj.weight"], getattr(model, "in_chans", 3))
+        # Convert the weight (D, p * p * C) to a kernel (D, C, p, p).
+        weight = state["patch_embed.proj.weight"]
+        for channels in (getattr(model, "in_chans", 3), 3):
+            side = math.isqrt(weight.shape[1] // channels)
+            if side * side * channels == weight.shape[1]:
+                kernel = weight.view(-1, side, side, channels).permute(0, 3, 1, 2).contiguous()
+                state["patch_embed.proj.weight"] = kernel
+                break
     if isinstance(model, EsvitViT) and model.pos_embed is not None:  # before timm resizes with antialiasing
         grid: Any = model.patch_embed.grid_size
         state = fit_position_embedding(state, model.pos_embed, grid)
     return timm_vit.checkpoint_filter_fn(state, model)  # type: ignore[arg-type]
-
-
-def _as_kernel(weight: Tensor, channels: int) -> Tensor:
-    """Convert the weight of a linear layer (D, p * p * C) to a kernel (D, C, p, p); return other weights unchanged."""
-    for count in (channels, 3):
-        side = math.isqrt(weight.shape[1] // count)
-        if side * side * count == weight.shape[1]:
-            return weight.view(-1, side, side, count).permute(0, 3, 1, 2).contiguous()
-    return weight
 
 
 def _build_mini(**arguments: Any) -> VisionTransformer:

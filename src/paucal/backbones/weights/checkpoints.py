@@ -57,13 +57,15 @@ def find_candidates(tree: Mapping[str, Any], names: Collection[str]) -> list[Can
         >>> first.part, list(first.state)
         ("teacher, 'module.'", ['fc.bias'])
     """
-    candidates = []
+    ranked_candidates = []
     for path, tensors in sorted(_mappings(tree), key=lambda mapping: -len(mapping[1]))[:MAX_MAPPINGS]:
         for prefix in _prefixes(tensors, names):
             state = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
             part = ", ".join(filter(None, (".".join(path), prefix and repr(prefix))))
-            candidates.append(Candidate(part, state))
-    return sorted(candidates, key=lambda candidate: _preference_rank(candidate.part))
+            words = set(re.split(r"[\W_]+", part.lower()))
+            rank = 0 if words & set(PREFERRED_WORDS) else 2 if words & set(LAST_WORDS) else 1
+            ranked_candidates.append((rank, Candidate(part, state)))
+    return [candidate for _, candidate in sorted(ranked_candidates, key=lambda pair: pair[0])]
 
 
 def _mappings(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict]]:
@@ -89,12 +91,6 @@ def _prefixes(tensors: Mapping[str, Tensor], names: Collection[str]) -> list[str
         prefix for prefix in WRAPPER_PREFIXES if sum(key.startswith(prefix) for key in tensors) > len(tensors) / 2
     ]
     return list(dict.fromkeys([*frequent, *reversed(wrappers), ""]))
-
-
-def _preference_rank(part: str) -> int:
-    """Return the sort key of a network in a checkpoint: 0 for an average, 2 for one such as a student, 1 otherwise."""
-    words = set(re.split(r"[\W_]+", part.lower()))
-    return 0 if words & set(PREFERRED_WORDS) else 2 if words & set(LAST_WORDS) else 1
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,16 @@ def read_archive(path: Path) -> CheckedWeights:
     """Read an untrusted archive, and check its weights by loading them into their model."""
     try:
         with zipfile.ZipFile(require_regular(path)) as archive:
-            contents = {name: _read_entry(archive, name, path) for name in _MAX_ENTRY_BYTES}
+            contents = {}
+            for name, max_bytes in _MAX_ENTRY_BYTES.items():
+                entry = archive.getinfo(name)
+                # Compressed entries are refused, since they could unpack to gigabytes.
+                if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > min(max_bytes, path.stat().st_size):
+                    raise UserError(
+                        f"{str(path)!r} was not written by 'paucal weights pack', since its {name} is compressed or "
+                        "too large: pack the weights again."
+                    )
+                contents[name] = archive.read(entry)
     except (zipfile.BadZipFile, KeyError, EOFError, OSError, NotImplementedError, RuntimeError) as problem:
         raise UserError(
             f"{str(path)!r} is damaged, truncated or not an archive of weights: copy the archive again."
@@ -210,14 +219,3 @@ def read_archive(path: Path) -> CheckedWeights:
             f"the weights in {str(path)!r} are not a valid safetensors file ({problem}): pack the weights again."
         ) from problem
     return check_weights(StartWeights(tree, card.source), card.name, card.licence, text, image_input)
-
-
-def _read_entry(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
-    """Return the bytes of an entry; compressed entries are refused, since they could unpack to gigabytes."""
-    entry = archive.getinfo(name)
-    if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > min(_MAX_ENTRY_BYTES[name], path.stat().st_size):
-        raise UserError(
-            f"{str(path)!r} was not written by 'paucal weights pack', since its {name} is compressed or too large: "
-            "pack the weights again."
-        )
-    return archive.read(entry)
