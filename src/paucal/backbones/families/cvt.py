@@ -300,12 +300,7 @@ class Cvt(CvtBackbone):
     has_class_token = True
 
     def __init__(
-        self,
-        *,
-        global_pool: str = "token",
-        proj_drop_rate: float = 0.0,
-        attn_drop_rate: float = 0.0,
-        **arguments: Any,
+        self, *, global_pool: str = "token", proj_drop_rate: float = 0.0, attn_drop_rate: float = 0.0, **arguments: Any
     ) -> None:
         super().__init__(
             make_norm=make_norm,

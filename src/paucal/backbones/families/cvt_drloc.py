@@ -31,13 +31,7 @@ from torch import Tensor, nn
 from paucal.backbones.attention_layout import AttentionLayout
 from paucal.backbones.families.common.attention import attend, join_heads, split_heads
 from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, make_default_cfg, register_variants, to_tokens
-from paucal.backbones.families.cvt import (
-    CvtBackbone,
-    DepthwiseNorm,
-    Grid,
-    as_map,
-    rename_tensors,
-)
+from paucal.backbones.families.cvt import CvtBackbone, DepthwiseNorm, Grid, as_map, rename_tensors
 
 EPS = 1e-5  # added to the standard deviation or, if `eps_in_root`, to the variance
 
@@ -97,12 +91,7 @@ class DrlocCvt(CvtBackbone):
     stem_padding = 3
 
     def __init__(
-        self,
-        *,
-        eps_in_root: bool = False,
-        proj_drop_rate: float = 0.0,
-        attn_drop_rate: float = 0.0,
-        **arguments: Any,
+        self, *, eps_in_root: bool = False, proj_drop_rate: float = 0.0, attn_drop_rate: float = 0.0, **arguments: Any
     ) -> None:
         super().__init__(
             make_norm=partial(LayerNormFp32, eps=EPS) if eps_in_root else DeviationNorm,

@@ -26,23 +26,10 @@ from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paucal.backbones.attention_layout import (
-    AttentionCall,
-    AttentionGroups,
-    AttentionLayout,
-    unshifted_window_groups,
-)
+from paucal.backbones.attention_layout import AttentionCall, AttentionGroups, AttentionLayout, unshifted_window_groups
 from paucal.backbones.families.common.attention import attend, cached_on_device, join_heads, split_heads
 from paucal.backbones.families.common.contract import DEIT_CROP_RATIO, make_default_cfg, register_variants, to_tokens
-from paucal.backbones.families.cvt import (
-    ConvEmbed,
-    CvtBackbone,
-    DepthwiseNorm,
-    Grid,
-    as_map,
-    make_norm,
-    rename_tensors,
-)
+from paucal.backbones.families.cvt import ConvEmbed, CvtBackbone, DepthwiseNorm, Grid, as_map, make_norm, rename_tensors
 
 Padding = Literal["published", "masked", "shrunk"]
 

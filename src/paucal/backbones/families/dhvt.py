@@ -38,7 +38,6 @@ from paucal.backbones.families.common.contract import (
     init_linear,
     init_table,
     make_default_cfg,
-    recompute,
     register_variants,
     to_tokens,
 )
@@ -478,10 +477,6 @@ class Dhvt(TokenBackbone):
         grid = (x.shape[2], x.shape[3])
         x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), to_tokens(x)), 1)
         return self.add_positions(x, grid), grid
-
-    def run_block(self, block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
-        """Apply a block; use gradient checkpointing if `grad_checkpointing` is set."""
-        return recompute(block, x, grid) if self.grad_checkpointing and self.training else block(x, grid)
 
     def set_input_size(self, img_size: int | Size) -> None:
         """Prepare the model for another image size in pixels; a position embedding is resampled in place."""

@@ -287,7 +287,8 @@ class LvVit(TokenBackbone):
     def embed(self, x: Tensor, mix_box: Box | None = None) -> tuple[Tensor, Grid]:
         """Return the tokens (B, 1 + H * W, C) of images, including positions, and the (rows, columns) of their grid.
 
-        With `mix_box`, patch tokens are exchanged between images before the positions are added.
+        With `mix_box`, patch tokens are exchanged between images before the positions are added. `exchange_tokens`
+        moves predictions for the exchanged tokens back to their images.
         """
         cells = self.patch_embed(x)
         if mix_box is not None:
@@ -295,16 +296,6 @@ class LvVit(TokenBackbone):
         grid = (cells.shape[2], cells.shape[3])
         tokens = torch.cat((self.cls_token.expand(cells.shape[0], -1, -1), to_tokens(cells)), 1)
         return self.add_positions(tokens, grid), grid
-
-    def forward_features(self, x: Tensor, mix_box: Box | None = None) -> Tensor:
-        """Return the tokens (B, 1 + H * W, C) after the final norm.
-
-        With `mix_box`, the output contains exchanged tokens; `exchange_tokens` moves predictions back to their images.
-        """
-        x, grid = self.embed(x, mix_box)
-        for block in self.blocks:
-            x = self.run_block(block, x, grid)
-        return self.norm(x)
 
     def dense_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return class logits (B, K) and token logits (B, H * W, K) from the output of `forward_features`.

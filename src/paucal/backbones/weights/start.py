@@ -181,11 +181,7 @@ def _too_few_weights_message(model: nn.Module, weights: StartWeights, best: Cand
         reason = f"the weights belong to {weights.model}, so choose --model {weights.model}"
     elif fitted.mismatched:
         tensor_name, value = next(iter(fitted.mismatched.items()))
-        in_file, in_model = _describe_difference(value, model_state[tensor_name])
-        example = f"for example, {tensor_name!r} is {in_file} in the file and {in_model} in the model"
-        reason = f"{example}, so choose the --model and --model-args to which the weights belong"
-        if value.shape == model_state[tensor_name].shape:
-            reason = f"{example}: convert the weights to floats"
+        reason = _describe_mismatch(tensor_name, value, model_state[tensor_name])
     else:
         in_file, in_model = next(iter(_tensor_names_in_file(weights.tree)), "nothing"), next(iter(model_state))
         reason = f"the file's tensors have names such as {in_file!r}, but the model's have names such as {in_model!r}; "
@@ -206,14 +202,10 @@ def _require_shapes(model: nn.Module, source: str, best: CandidateFit, classifie
     if best.program is None or not mismatched:
         return
     value, parameter = best.fitted.mismatched[mismatched[0]], model.state_dict()[mismatched[0]]
-    in_file, in_model = _describe_difference(value, parameter)
-    noun, advice = ("shapes", "choose the --model and --model-args to which the weights belong")
-    if value.shape == parameter.shape:
-        noun, advice = ("types", "convert the weights to floats")
+    noun = "types" if value.shape == parameter.shape else "shapes"
     raise UserError(
         f"--init: {source} was written by {best.program.name}, but {len(mismatched)} of its tensors have other {noun} "
-        f"than in {model_name(model)}: for example, {mismatched[0]!r} is {in_file} in the file and {in_model} in the "
-        f"model; {advice}."
+        f"than in {model_name(model)}: {_describe_mismatch(mismatched[0], value, parameter)}."
     )
 
 
@@ -223,13 +215,14 @@ def _tensor_names_in_file(tree: Mapping[str, Any]) -> list[str]:
     return max([[name for name, value in tree.items() if isinstance(value, Tensor)], *inner], key=len)
 
 
-def _describe_difference(in_file: Tensor, in_model: Tensor) -> tuple[str, str]:
-    """Return the shapes of two tensors as text; if the shapes are equal, return the dtypes instead."""
-    if in_file.shape != in_model.shape:
-        texts = ["x".join(map(str, tensor.shape)) or "a number" for tensor in (in_file, in_model)]
-    else:
+def _describe_mismatch(name: str, in_file: Tensor, in_model: Tensor) -> str:
+    """Return how a tensor's shape or, if the shapes are equal, its dtype differs from the model's, with advice."""
+    advice = "choose the --model and --model-args to which the weights belong"
+    texts = ["x".join(map(str, tensor.shape)) or "a number" for tensor in (in_file, in_model)]
+    if in_file.shape == in_model.shape:
+        advice = "convert the weights to floats"
         texts = [str(tensor.dtype).removeprefix("torch.") for tensor in (in_file, in_model)]
-    return texts[0], texts[1]
+    return f"for example, {name!r} is {texts[0]} in the file and {texts[1]} in the model; {advice}"
 
 
 def _require_finite(state: Mapping[str, Tensor], source: str, setting: str = "--init: ") -> None:

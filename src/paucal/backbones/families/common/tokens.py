@@ -2,10 +2,9 @@
 
 from typing import Any, Literal
 
-from timm.models import checkpoint
 from torch import Tensor, nn
 
-from paucal.backbones.families.common.contract import Indices, ModelWithClassifier, take_indices, to_map
+from paucal.backbones.families.common.contract import Indices, ModelWithClassifier, recompute, take_indices, to_map
 from paucal.backbones.families.common.positions import record_input_size, resample_parameter, resample_positions
 
 Grid = tuple[int, int]
@@ -32,8 +31,8 @@ def require_whole_patches(size: Grid, patch: int) -> None:
 class TokenBackbone(ModelWithClassifier):
     """A backbone with `embed`, `blocks` and `norm`, and a classifier on the class token or the mean patch token.
 
-    Subclasses define `embed`, and set `norm` and `blocks`, which are called with tokens and their grid. They override
-    `run_block` if timm's gradient checkpointing would give wrong results. `reduction` is the grid's stride in pixels.
+    Subclasses define `embed`, and set `norm` and `blocks`, which are called with tokens and their grid. `reduction` is
+    the grid's stride in pixels.
     """
 
     pools = ("token", "avg", "")
@@ -54,11 +53,10 @@ class TokenBackbone(ModelWithClassifier):
         reduction: int,
         global_pool: str = "token",
         drop_rate: float = 0.0,
-        num_prefix_tokens: int = 1,
     ) -> None:
         super().__init__(num_classes, in_chans, embed_dim, global_pool, drop_rate)
         self.embed_dim = embed_dim
-        self.num_prefix_tokens = num_prefix_tokens
+        self.num_prefix_tokens = 1
         self.reduction = reduction
         self.feature_info = [
             {"num_chs": embed_dim, "reduction": reduction, "module": f"blocks.{index}"} for index in range(depth)
@@ -94,13 +92,11 @@ class TokenBackbone(ModelWithClassifier):
 
     def run_block(self, block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
         """Apply a block; use gradient checkpointing if `grad_checkpointing` is set."""
-        if self.grad_checkpointing and self.training:
-            return checkpoint(block, x, grid)
-        return block(x, grid)
+        return recompute(block, x, grid) if self.grad_checkpointing and self.training else block(x, grid)
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Return the tokens (B, P + H * W, C) after the final norm."""
-        x, grid = self.embed(x)
+    def forward_features(self, x: Tensor, **embed_arguments: Any) -> Tensor:
+        """Return the tokens (B, P + H * W, C) after the final norm; see `embed` for further arguments."""
+        x, grid = self.embed(x, **embed_arguments)
         for block in self.blocks:
             x = self.run_block(block, x, grid)
         return self.norm(x)
