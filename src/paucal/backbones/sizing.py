@@ -94,15 +94,13 @@ def best_window(image_size: Size, patch: int, stages: int) -> int:
     the first of 7 (Swin's default), 8, 6, 5 and 4 is chosen.
     """
 
-    def padded(side: int, window: int) -> int:
-        # timm shrinks windows that are larger than the grid.
-        return side if side <= window else math.ceil(side / window) * window
-
     def relative_padding(window: int) -> float:
         total = 0.0
         for stage in range(stages):
-            height, width = (math.ceil(side / (patch * 2**stage)) for side in image_size)
-            total += padded(height, window) * padded(width, window) / (height * width) - 1
+            sides = [math.ceil(side / (patch * 2**stage)) for side in image_size]
+            # timm shrinks windows that are larger than the grid.
+            padded = [side if side <= window else math.ceil(side / window) * window for side in sides]
+            total += math.prod(padded) / math.prod(sides) - 1
         return total
 
     return min(_WINDOW_SIDES, key=relative_padding)

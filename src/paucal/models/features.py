@@ -34,7 +34,7 @@ class ClassifierInputExtractor(nn.Module):
         self.model = model
         self._recorded: list[Tensor] | None = None
         if not has_classifier:
-            self._handle = model.register_forward_hook(self._record_output)
+            self._handle = model.register_forward_hook(self._record)
             return
         names = classifier_modules(model)
         if not names:
@@ -42,7 +42,7 @@ class ClassifierInputExtractor(nn.Module):
         # The first classifier reads the class token or the pooled features. Any further classifier reads the patch
         # tokens or the distillation token.
         classifier = model.get_submodule(names[0])
-        self._handle = classifier.register_forward_pre_hook(self._record_inputs)
+        self._handle = classifier.register_forward_pre_hook(self._record)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return (B, D) features of (B, C, H, W) images."""
@@ -66,12 +66,9 @@ class ClassifierInputExtractor(nn.Module):
         """Remove the hook."""
         self._handle.remove()
 
-    def _record_inputs(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def _record(self, module: nn.Module, inputs: tuple[Tensor, ...], *output: Tensor) -> None:
         if self._recorded is not None:
-            self._recorded.append(inputs[0])
-
-    def _record_output(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        self._record_inputs(module, (output,))
+            self._recorded.append(output[0] if output else inputs[0])
 
     def _take_features(self) -> Tensor:
         if not self._recorded:

@@ -104,19 +104,17 @@ PRESETS = {
     ),
 }
 
-# Default weight of the loss and its source, by the family of the backbone.
-_WEIGHTS_AND_SOURCES = {
-    "swin": (0.5, "the paper's value for Swin-T"),
-    "t2t": (0.1, "the paper's value for T2T-ViT-14"),
-    "cvt": (0.1, "the paper's value for CvT-13"),
-    "vit": (0.01, "the paper's value for ViT-B/16"),
-    "other": (0.1, "the paper has none for this backbone; 0.1 improved all three backbones of its Table 2b"),
-}
-_FAMILY_PATTERNS = {
-    "swin": re.compile(r"(^|_)swin"),
-    "t2t": re.compile(r"(^|_)t2t_"),
-    "cvt": re.compile(r"(^|_)cvt_"),
-    "vit": re.compile(r"^(esvit_|drloc_)?(vit(?!_mini)|deit3?|flexivit)_"),
+# Patterns of the names of backbones, the default weight of the loss and its source, by the family of the backbone.
+_FAMILIES = {
+    "swin": (re.compile(r"(^|_)swin"), 0.5, "the paper's value for Swin-T"),
+    "t2t": (re.compile(r"(^|_)t2t_"), 0.1, "the paper's value for T2T-ViT-14"),
+    "cvt": (re.compile(r"(^|_)cvt_"), 0.1, "the paper's value for CvT-13"),
+    "vit": (re.compile(r"^(esvit_|drloc_)?(vit(?!_mini)|deit3?|flexivit)_"), 0.01, "the paper's value for ViT-B/16"),
+    "other": (
+        re.compile(""),
+        0.1,
+        "the paper has none for this backbone; 0.1 improved all three backbones of its Table 2b",
+    ),
 }
 
 
@@ -127,11 +125,12 @@ def default_weight(model_name: str) -> tuple[float, str]:
         >>> default_weight("swin_tiny_patch4_window7_224")
         (0.5, "the paper's value for Swin-T")
     """
-    return _WEIGHTS_AND_SOURCES[_find_family(model_name)]
+    _, weight, source = _FAMILIES[_find_family(model_name)]
+    return weight, source
 
 
 def _find_family(model_name: str) -> str:
-    return next((family for family, pattern in _FAMILY_PATTERNS.items() if pattern.search(model_name)), "other")
+    return next(family for family, (pattern, _, _) in _FAMILIES.items() if pattern.search(model_name))
 
 
 class LocalizationHead(nn.Module):
