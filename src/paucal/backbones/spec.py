@@ -20,7 +20,7 @@ from paucal.memory import read_available_memory
 from paucal.types import UserError
 
 MAX_CLASSES, MAX_CHANNELS = 1_000_000, 10_000  # limits for specifications from untrusted files
-LARGE_IMAGE_PIXELS = 1024 * 1024  # for images with more pixels, the memory of a forward pass is estimated first
+LARGE_IMAGE_PIXELS = 1024 * 1024  # above this number, the memory of a forward pass is estimated before building
 
 
 @dataclass(frozen=True)

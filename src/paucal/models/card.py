@@ -13,8 +13,8 @@ from paucal.models.preprocessing import Preprocessing, is_number
 from paucal.models.tasks import CLASSIFICATION, TRAINING_COMMANDS
 from paucal.types import UserError
 
-CARD_FORMAT = 1  # for models that are not multi-label
-MULTI_LABEL_FORMAT = 2  # for multi-label models, whose cards earlier versions of paucal would misread
+# Multi-label models have a format of their own, since earlier versions of paucal would misread their cards.
+CARD_FORMAT, MULTI_LABEL_FORMAT = 1, 2
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0  # range of numbers by which logits may be divided
 
 

@@ -529,7 +529,8 @@ _VARIANTS: dict[str, dict[str, Any]] = {
 }
 _SMALL_IMAGES: dict[str, Any] = {"input_size": (3, 32, 32), "crop_pct": 1.0}
 _cfg = partial(make_default_cfg, "patch_embed.proj.0.0")
-_CFGS = {  # by parts of the variants' names
+# The keys are parts of the variants' names.
+_CFGS = {
     "_mini": _cfg(**_SMALL_IMAGES),
     "_cifar_": _cfg(num_classes=100, **_SMALL_IMAGES),
     "_domain_": _cfg(num_classes=345, crop_pct=0.875),
