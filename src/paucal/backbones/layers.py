@@ -70,22 +70,6 @@ def count_stages(model: nn.Module) -> int:
     return max(_stage_numbers(model).values()) - 1
 
 
-def norm_and_bias_names(model: nn.Module) -> set[str]:
-    """Return the names of the parameters of all norms, and of all other biases.
-
-    Example:
-        >>> import timm
-        >>> sorted(norm_and_bias_names(timm.create_model("resnet18")))[:3]
-        ['bn1.bias', 'bn1.weight', 'fc.bias']
-    """
-    return {
-        f"{prefix}.{name}" if prefix else name
-        for prefix, module in model.named_modules()
-        for name, _ in module.named_parameters(recurse=False)
-        if "norm" in type(module).__name__.lower() or name.endswith("bias")
-    }
-
-
 def first_stage_parameters(model: nn.Module, count: int) -> set[str]:
     """Return the names of the parameters of the stem and of the first `count` stages."""
     stages, n_stages = _stage_numbers(model), count_stages(model)

@@ -132,14 +132,6 @@ def timm_config(name: str) -> PretrainedCfg | None:
         ) from None
 
 
-def require_architecture_arguments(name: str, arguments: Mapping[str, Any]) -> None:
-    """Check that a model's arguments describe only its architecture."""
-    for key in arguments:
-        if key in ("num_classes", "in_chans", "img_size", "pretrained"):
-            raise UserError(f"Model argument {key!r} of {name} is set by another option; remove it.")
-    require_harmless_arguments(name, arguments)
-
-
 def require_harmless_arguments(name: str, arguments: Mapping[str, Any]) -> None:
     """Check that building a model with these arguments reads no files, fetches nothing and does not take hours."""
     for key, value in arguments.items():

@@ -13,7 +13,7 @@ from paucal.backbones.cost import FLOAT_BYTES, image_cost
 from paucal.backbones.empty_models import build_empty, cached_by_text, meta_device
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
-from paucal.backbones.names import create_model, require_architecture_arguments, require_model_name
+from paucal.backbones.names import create_model, require_harmless_arguments, require_model_name
 from paucal.backbones.sizing import fit_to_image_size, fit_to_image_sizes
 from paucal.backbones.weights.adapt import position_grid
 from paucal.memory import read_available_memory
@@ -56,7 +56,10 @@ class BackboneSpec:
 
     def __post_init__(self) -> None:
         require_model_name(self.name)
-        require_architecture_arguments(self.name, self.arguments)
+        for key in self.arguments:
+            if key in ("num_classes", "in_chans", "img_size", "pretrained"):
+                raise UserError(f"Model argument {key!r} of {self.name} is set by another option; remove it.")
+        require_harmless_arguments(self.name, self.arguments)
         size = self.image_size
         is_size = isinstance(size, list | tuple) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)
         if not is_size:

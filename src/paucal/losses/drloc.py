@@ -289,17 +289,14 @@ def _lowest_axis_loss(side: int, options: DrLocReading) -> Tensor:
         offsets = pair_targets(pairs, side, 1, target=options.target, scale=options.scale)[0, :, 0].double()
         return (offsets - offsets.median()).abs().mean()
     classes = pair_classes(pairs, side, 1, classes=options.classes)[0, :, 0]
-    if options.mode == "reg":
-        return _lowest_variance_loss(classes.double(), side, options)
-    counts = classes.bincount().double()
-    return torch.distributions.Categorical(counts / counts.sum()).entropy()
-
-
-def _lowest_variance_loss(classes: Tensor, side: int, options: DrLocReading, eps: float = 1e-8) -> Tensor:
+    if options.mode == "ce":
+        counts = classes.bincount().double()
+        return torch.distributions.Categorical(counts / counts.sum()).entropy()
     last = class_counts(side, side, options.classes)[0] - 1
     mean = torch.linspace(0, last, 10_001, dtype=torch.float64)
-    error = (classes[:, None] - mean).square().mean(0)
+    error = (classes.double()[:, None] - mean).square().mean(0)
     # A distribution on {0, ..., last} has a variance of at most mean * (last - mean). The loss decreases as the
     # variance grows up to error / factor, a bound that matters only if the factor is far above its usual 0.001.
-    variance = torch.minimum(mean * (last - mean), error / max(options.log_variance_factor, 1e-12)) + eps
-    return (error / variance + options.log_variance_factor * variance.log()).min()
+    factor = options.log_variance_factor
+    variance = torch.minimum(mean * (last - mean), error / max(factor, 1e-12)) + 1e-8  # `offset_variance_regression`
+    return (error / variance + factor * variance.log()).min()

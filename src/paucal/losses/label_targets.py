@@ -38,7 +38,7 @@ class SparseTargets:
     def smoothed(self, amount: float, like_authors: bool = False) -> "SparseTargets":
         """Return the targets with label smoothing, (1 - amount) * target + amount / K; they sum to 1.
 
-        In the authors' code (`like_authors`), the factor is 1 - amount + amount / K, so they sum to 1 + amount / K.
+        In the authors' code (`like_authors`), the factor is 1 - amount + amount / K, and the sum is 1 + amount / K.
         """
         shift = amount / self.num_classes
         factor = 1 - amount + shift if like_authors else 1 - amount

@@ -10,7 +10,7 @@ from paucal.backbones.layers import classifier_modules
 from paucal.backbones.layout import Size
 from paucal.backbones.probe import model_name
 from paucal.backbones.stage_classifier import StagePool, last_stage_poolings
-from paucal.models.trained import TrainedModel, unwrap
+from paucal.models.trained import LowerPrecision, MirrorAveraged, TrainedModel
 from paucal.types import UserError
 
 
@@ -111,7 +111,9 @@ def record_features(model: TrainedModel) -> Iterator[Callable[[], Tensor]]:
     The features are the inputs of the classifier or, if the model has no classifier, the outputs of the model. For a
     model that averages over an image and its mirror image, the features are averaged in the same way.
     """
-    network = unwrap(model.module)
+    network = model.module
+    while isinstance(network, MirrorAveraged | LowerPrecision):
+        network = network.module
     if next(network.parameters(), None) is None:
         raise UserError("features cannot be read from an ONNX model: give the run of the model instead.")
     classifier_inputs = ClassifierInputExtractor(network, has_classifier=bool(model.classes))

@@ -97,13 +97,6 @@ class LowerPrecision(nn.Module):
             return self.module(images).float()
 
 
-def unwrap(module: nn.Module) -> nn.Module:
-    """Return the network inside wrappers for mirroring and precision."""
-    while isinstance(module, MirrorAveraged | LowerPrecision):
-        module = module.module
-    return module
-
-
 @dataclass(frozen=True)
 class TrainedModel:
     """A trained model for classification or regression, with its preprocessing and class names.

@@ -27,13 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
-from paucal.backbones.layers import (
-    classifier_parameters,
-    first_stage_parameters,
-    layer_ids,
-    layer_lr_scales,
-    norm_and_bias_names,
-)
+from paucal.backbones.layers import classifier_parameters, first_stage_parameters, layer_ids, layer_lr_scales
 from paucal.backbones.probe import model_name
 from paucal.objectives.base import Objective
 from paucal.types import GroupScale, GroupScales, Progress, UserError
@@ -194,10 +188,13 @@ def frozen_parameters(model: nn.Module, freeze: Frozen) -> set[str]:
     """Return the names of a model's parameters that are frozen for the whole run; see `FineTuning.freeze`."""
     if freeze is None:
         return set()
-    if freeze in ("backbone", "weights"):
-        trained_names = norm_and_bias_names(model) if freeze == "weights" else set()
-        return {name for name, _ in model.named_parameters()} - classifier_parameters(model) - trained_names
-    return first_stage_parameters(model, 0 if freeze == "stem" else freeze)
+    if freeze not in ("backbone", "weights"):
+        return first_stage_parameters(model, 0 if freeze == "stem" else freeze)
+    frozen = {name for name, _ in model.named_parameters()} - classifier_parameters(model)
+    if freeze == "backbone":
+        return frozen
+    norms = {name for name, module in model.named_modules() if "norm" in type(module).__name__.lower()}
+    return {name for name in frozen if not name.endswith("bias") and name.rpartition(".")[0] not in norms}
 
 
 def frozen_modules(model: nn.Module, frozen: set[str], is_all_frozen: bool, prefix: str = "") -> Iterator[nn.Module]:
