@@ -297,7 +297,7 @@ class LvVit(TokenBackbone):
         tokens = torch.cat((self.cls_token.expand(cells.shape[0], -1, -1), to_tokens(cells)), 1)
         return self.add_positions(tokens, grid), grid
 
-    def forward_features(self, x: Tensor, mix_box: Box | None = None) -> Tensor:
+    def forward_features(self, x: Tensor, mix_box: Box | None = None) -> Tensor:  # type: ignore[override]
         """Return the tokens (B, 1 + H * W, C) after the final norm; with `mix_box`, they contain exchanged tokens."""
         return super().forward_features(x, mix_box=mix_box)
 

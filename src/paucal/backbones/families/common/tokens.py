@@ -38,7 +38,7 @@ class TokenBackbone(ModelWithClassifier):
     pools = ("token", "avg", "")
     blocks: nn.ModuleList
     patch_embed: Any  # has `grid_size`, `img_size` and `set_input_size`
-    pos_embed: nn.Parameter | None
+    pos_embed: Any  # an `nn.Parameter`; None for no position embedding
     dynamic_img_size: bool  # whether positions are resampled for images of another size
     antialias_positions = False  # see `common.positions`
     stem_names: tuple[str, ...] = ("cls_token", "pos_embed", "patch_embed")  # parameters in layer 0 of layer-wise decay
