@@ -84,7 +84,7 @@ def test_a_stopped_run__goes_on_to_the_very_same_end(segmented, tmp_path, capsys
 
 
 def test_the_config_of_a_run__repeats_it(segmented, tmp_path, monkeypatch):
-    monkeypatch.setattr("paucal.runner.starts.choose_weights", None)  # nobody looks for another start
+    monkeypatch.setattr("paucal.runner.initial_weights.choose_weights", None)  # nobody looks for another start
     config = segmented / "run" / "config.yaml"
     assert call("segment", "--config", config, "--output", tmp_path / "again") == 0
     one, two = ((run / "model.safetensors").read_bytes() for run in (segmented / "run", tmp_path / "again"))

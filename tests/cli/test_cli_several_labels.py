@@ -11,7 +11,7 @@ from PIL import Image
 import paucal
 from cli.calls import QUICK, call, failure, table
 from paucal.models.trained import load_trained
-from paucal.runner.starts import count_images_seen
+from paucal.runner.initial_weights import count_images_seen
 from paucal.runs import RunFolder
 from paucal.verbs.predict.answers import OutputBatch
 from paucal.verbs.predict.writing import NO_CLASS, sheet_rows

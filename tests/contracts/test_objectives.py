@@ -19,7 +19,9 @@ from processes import run_together
 NAMES = list(toys.TOYS)
 # For what no loss has a part in, the fast tier has one of those that differ in their loss alone.
 ONE_OF_EACH = [pytest.param(name, marks=pytest.mark.slow) if name == "visreg" else name for name in NAMES]
-NEAR = {"visreg": 1.5e-3}  # two projections that are equal but for rounding may be sorted the other way round
+# Methods that sort projections: where two are equal but for rounding, the processor decides on the order, and so on a
+# few of the gradients. The weights then move in the same direction overall, but not each of them.
+SORTS = {"visreg"}
 WITH_TEACHER = ("two_networks", "self_distillation")
 # A teacher that learns to tell images apart makes the task harder: its losses rise before they fall.
 FALLING = [name for name in NAMES if name != "self_distillation"]
@@ -154,13 +156,27 @@ def test_two_processes__equal_one_on_the_joint_batch(strategy, joint_run, tmp_pa
         one, two = map(last_state, folders)
         moments = [{str(n): v["exp_avg"] for n, v in s["optimizer_states"][0]["state"].items()} for s in (one, two)]
         deployed = [torch.load(each / "deployed.pt", weights_only=True) for each in folders]
-        for expected, got in [(one["state_dict"], two["state_dict"]), moments, deployed]:
+        deployable = toys.make(name).deployable().state_dict()
+        starts = [{f"objective.{key}": value for key, value in toys.make(name).state_dict().items()}, None, deployable]
+        for start, expected, got in zip(
+            starts,
+            (one["state_dict"], moments[0], deployed[0]),
+            (two["state_dict"], moments[1], deployed[1]),
+            strict=True,
+        ):
             assert got.keys() == expected.keys()
-            for key, value in expected.items():
-                assert torch.allclose(got[key], value, rtol=2e-4, atol=NEAR.get(name, 2e-5)), f"{name}: {key}"
+            if name not in SORTS:
+                torch.testing.assert_close(
+                    got, expected, rtol=2e-4, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}"
+                )
+            elif start is not None:
+                # 0.01 to 0.06 with several seeds; 0.67 if each process only sorts its own half of the images.
+                change = torch.cat([(expected[key] - start[key]).flatten() for key in start])
+                difference = torch.cat([(got[key] - expected[key]).flatten() for key in start])
+                assert float(difference.norm() / change.norm()) < 0.2
         rows = json.loads((tmp_path / f"{name}.json").read_text())
         # Losses of each process alone would be those of half of the images.
-        count = 1 if name in NEAR else len(rows)
+        count = 1 if name in SORTS else len(rows)
         for column in ("step", "gradient_norm", *(name for name in rows[0] if name.startswith("train_"))):
             expected = [row[column] for row in outcome.rows]
             assert [row[column] for row in rows][:count] == pytest.approx(expected[:count], rel=1e-4)

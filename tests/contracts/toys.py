@@ -33,7 +33,7 @@ from paucal.training import (
     Optimization,
     Outcome,
     Plan,
-    Records,
+    RunHooks,
     TimePlan,
     Validation,
     checkpoint_step,
@@ -286,7 +286,7 @@ def train(
         make_loader,
         Optimization(schedule, weight_decay=0.05, clip=5.0, average_decay=average, optimizer=optimizer),
         plan,
-        Records(
+        RunHooks(
             *(run, lambda module: torch.save(module.state_dict(), folder / "deployed.pt"), validation, None, on_start),
             on_change,
         ),

@@ -8,7 +8,7 @@
 - generators of the device (`objectives/drloc.py`): `test_pairs__...`;
 - convolutions channels last (`backbones/spec.py`): `test_layout__...`, `test_features__...`;
 - joint batch norms, NCCL, sharded models (`training/sharding.py`): `test_two_devices__...`, where there are two;
-- too little memory (`training/trial_step.py`): `test_largest_batch__...`, `test_batch_size_auto__trains`;
+- too little memory (`training/timed_steps.py`): `test_largest_batch__...`, `test_batch_size_auto__trains`;
 - what the device can do (`rules/resolve.py`, `runs/folder.py`): `test_facts__...`, `test_run__without_flags...`;
 - compiled code (`training/fit.py`): `test_compiled__...`, `test_compiled_run__...`;
 - back to the CPU (`runs/weights.py`, states, answers): `test_state__...`, `test_run__reports...`, `test_predict__...`;

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from paucal.losses.lejepa import lejepa_loss, prediction_loss, sigreg, unit_directions
+from paucal.losses.visreg import shape_loss
 
 N, DIM = 512, 16
 
@@ -114,25 +115,26 @@ def test_loss__refuses_what_is_no_pair_and_no_share():
 PROGRAM = """
 import sys, torch, torch.distributed as dist
 from paucal.losses.lejepa import sigreg, unit_directions
+from paucal.losses.visreg import shape_loss
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}/meeting", rank=rank, world_size=2)
 joint = torch.load(f"{sys.argv[2]}/joint.pt", weights_only=True)
 own = joint[rank::2].clone().requires_grad_()
-value = sigreg(own, unit_directions(16, 64, torch.Generator().manual_seed(5)))
+value = globals()[sys.argv[3]](own, unit_directions(16, 64, torch.Generator().manual_seed(5)))
 value.backward()
 torch.save({"value": value.detach(), "gradient": own.grad / 2}, f"{sys.argv[2]}/{rank}.pt")  # as DDP averages
 """
 
 
-@pytest.mark.slow
-def test_sigreg__two_processes_equal_one(tmp_path: Path):
+@pytest.mark.parametrize("loss", [pytest.param(sigreg, marks=pytest.mark.slow), shape_loss])
+def test_loss_of_a_batch__two_processes_equal_one(loss, tmp_path: Path):
     joint = (drawn(24, DIM) + 0.5).requires_grad_()
     torch.save(joint.detach(), tmp_path / "joint.pt")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    words = [[sys.executable, "-c", PROGRAM, str(rank), str(tmp_path)] for rank in (0, 1)]
+    words = [[sys.executable, "-c", PROGRAM, str(rank), str(tmp_path), loss.__name__] for rank in (0, 1)]
     for process in [subprocess.Popen(word, env=environment) for word in words]:
         assert process.wait(120) == 0
-    value = sigreg(joint, unit_directions(DIM, 64, torch.Generator().manual_seed(5)))
+    value = loss(joint, unit_directions(DIM, 64, torch.Generator().manual_seed(5)))
     value.backward()
     assert joint.grad is not None
     for rank in (0, 1):

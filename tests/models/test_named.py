@@ -9,7 +9,7 @@ from paucal.models.card import ModelCard
 from paucal.models.named import open_frozen, open_named
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import save_trained
-from paucal.runner.starts import choose_weights
+from paucal.runner.initial_weights import choose_weights
 from paucal.runs import RunFolder
 from paucal.types import UserError
 

@@ -6,7 +6,7 @@ import torch
 from contracts import toys
 from paucal.backbones import BackboneSpec
 from paucal.losses.lejepa import lejepa_loss, unit_directions
-from paucal.objectives.base import derive_seed
+from paucal.objectives.base import seed_of_step
 from paucal.objectives.one_network import LeJepa, LeJepaOptions
 from paucal.types import Batch, Crops, Progress
 
@@ -25,7 +25,7 @@ def test_losses__are_those_of_each_views_own_pass():
     assert isinstance(objective, LeJepa)
     terms = objective(batch(), NOW)
     views = [objective.projector(objective.backbone(view).pooled) for view in batch().views]
-    along = unit_directions(8, 32, torch.Generator().manual_seed(derive_seed(0, 0)))
+    along = unit_directions(8, 32, torch.Generator().manual_seed(seed_of_step(0, 0)))
     expected = lejepa_loss(views, along, global_views=2)
     torch.testing.assert_close(terms.values["prediction"], expected.prediction)
     torch.testing.assert_close(terms.values["sigreg"], expected.sigreg)

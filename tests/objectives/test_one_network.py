@@ -8,7 +8,7 @@ from paucal.backbones import BackboneSpec
 from paucal.losses.diet import diet_loss
 from paucal.losses.lejepa import unit_directions
 from paucal.losses.visreg import visreg_loss
-from paucal.objectives.base import derive_seed
+from paucal.objectives.base import seed_of_step
 from paucal.objectives.finetuning import FineTuning
 from paucal.objectives.one_network import Diet, LeJepa, LeJepaOptions, VisReg
 from paucal.types import Batch, Crops, Progress
@@ -24,8 +24,8 @@ def batch(n: int = 6) -> Batch:
 
 
 def test_derive_seed__depends_on_all_bits_and_suits_a_generator():
-    assert derive_seed(0, 0) != derive_seed(2**32, 0)
-    assert derive_seed(2**62, 9) < 2**63
+    assert seed_of_step(0, 0) != seed_of_step(2**32, 0)
+    assert seed_of_step(2**62, 9) < 2**63
 
 
 def test_visreg__hands_the_projected_views_to_its_loss():
@@ -33,7 +33,7 @@ def test_visreg__hands_the_projected_views_to_its_loss():
     assert isinstance(objective, VisReg)
     terms = objective(batch(), NOW)
     views = [objective.projector(objective.backbone(view).pooled) for view in batch().views]
-    along = unit_directions(8, 32, torch.Generator().manual_seed(derive_seed(0, 0)))
+    along = unit_directions(8, 32, torch.Generator().manual_seed(seed_of_step(0, 0)))
     expected = visreg_loss(views, along)
     torch.testing.assert_close(terms.values["prediction"], expected.prediction)
     torch.testing.assert_close(terms.values["shape"], expected.regularisation)

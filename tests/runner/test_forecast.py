@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from paucal.runner import run_time as forecast
+from paucal.runner.clock import WorkForecast, end_time_text
 from paucal.runner.console import RecordingConsole
 from paucal.runner.progress import TrainingForecast
-from paucal.runner.run_time import WorkForecast, end_time_text
 from paucal.training import Plan
 from paucal.wording import format_duration
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paucal.runner.starts import count_images_seen
+from paucal.runner.initial_weights import count_images_seen
 from paucal.runs import RunFolder
 
 

@@ -13,7 +13,7 @@ from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner import inference, trainer_inputs
 from paucal.runner.inference import check_batch_memory
-from paucal.runner.trainer_inputs import check_memory, check_step_size, explain_memory_errors
+from paucal.runner.trainer_plan import check_memory, check_step_size, explain_memory_errors
 from paucal.types import UserError
 
 GIB = 2**30

@@ -10,7 +10,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.rules.resolve import DataAndMachine
 from paucal.runner import trainer_inputs
 from paucal.runner.console import SilentConsole
-from paucal.runner.trainer_inputs import hardware
+from paucal.runner.trainer_plan import hardware
 from paucal.settings.options import list_origins
 from paucal.tasks.classification import assembly as training
 from paucal.tasks.classification.trainer_inputs import reduce_batch_to_memory

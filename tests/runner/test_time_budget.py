@@ -27,7 +27,7 @@ from paucal.tasks.classification.auto_tune import auto_tune
 from paucal.tasks.classification.job import TrainingJob
 from paucal.training import Plan, PlanChange, TimePlan
 from paucal.training.length_correction import RunClock
-from paucal.training.trial_step import trial_steps
+from paucal.training.timed_steps import timed_steps
 from paucal.types import Batch, LossTerms, UserError
 
 TIME = TimePlan(budget=300.0, spent=20.0, closing=9.5, step=0.25, evaluation=2.0, most_steps=4000, threads=2)
@@ -67,7 +67,7 @@ def test_tried_steps__leave_no_trace():
     module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Dropout())
     before = {name: value.clone() for name, value in module.state_dict().items()}
     torch.manual_seed(1)
-    with trial_steps(module, torch.device("cpu")):
+    with timed_steps(module, torch.device("cpu")):
         module(torch.randn(4, 3)).sum().backward()
     after = torch.rand(1)
     torch.manual_seed(1)

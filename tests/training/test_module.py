@@ -17,7 +17,7 @@ from contracts import toys
 from paucal.runs import RunFolder
 from paucal.training import CosineWarmup, Optimization, Plan, PlanChange, Validation, checkpoint_step
 from paucal.training.averaging import MovingAverage
-from paucal.training.keeper import Records, RunKeeper
+from paucal.training.keeper import RunHooks, RunKeeper
 from paucal.training.meters import Meters, SkippedStepCheck
 from paucal.training.module import TrainingModule, clip_gradients
 from paucal.training.stopping import StopSignal
@@ -244,7 +244,7 @@ def test_meters__give_means_and_survive_a_checkpoint():
 
 
 def test_keeper__without_a_watch_keeps_the_newest():
-    keeper = RunKeeper(Records(None, None), None, StopSignal(), SkippedStepCheck())
+    keeper = RunKeeper(RunHooks(None, None), None, StopSignal(), SkippedStepCheck())
     keeper.best = {"epoch": 3}
     assert keeper._improves({"epoch": 4})
 
@@ -257,8 +257,8 @@ def test_keeper__judges_the_weights_a_run_begins_with_where_they_are_trained(ste
         asked.append((judged, device))
         return {"val_knn": 0.5}
 
-    records = Records(RunFolder(tmp_path), None, Validation(validate), on_start=kept.append)
-    keeper = RunKeeper(records, lambda: nullcontext(module), StopSignal(), SkippedStepCheck())
+    hooks = RunHooks(RunFolder(tmp_path), None, Validation(validate), on_start=kept.append)
+    keeper = RunKeeper(hooks, lambda: nullcontext(module), StopSignal(), SkippedStepCheck())
     keeper.step = step
     device = torch.device("meta")  # where nothing but the training module could have it from
     keeper.on_train_start(SimpleNamespace(is_global_zero=True), SimpleNamespace(device=device))

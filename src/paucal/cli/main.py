@@ -14,8 +14,8 @@ from rich.markup import escape
 from paucal.cli.given_flags import given_flags_in_errors
 from paucal.cli.streams import can_write_output, restart_in_utf8, tolerant_streams
 from paucal.memory import keep_freed_memory
+from paucal.runner.clock import begin_command
 from paucal.runner.plain_console import PlainConsole
-from paucal.runner.run_time import begin_command
 from paucal.signals import INTERRUPT_CODE, INTERRUPT_MESSAGE, raise_on_interrupt, stop_signals_as_interrupt
 from paucal.types import UserError
 from paucal.wording import did_you_mean, one_line_message

@@ -35,9 +35,9 @@ def run(verb: str, argv: Sequence[str]) -> int:
     values, given, given_settings = parse_run_arguments(verb, DESCRIPTIONS[verb], _settings_type(verb), argv)
     if _is_for_cluster(values):
         return _run_on_cluster(verb, values, argv)
+    from paucal.runner.clock import command_start
     from paucal.runner.console import Console
     from paucal.runner.life import Stopped, begin, resume, show_config
-    from paucal.runner.run_time import command_start
 
     is_new_run = "resume" not in given and not values.print_config
     if verb == "train" and values.folds is not None and values.target is None and is_new_run:

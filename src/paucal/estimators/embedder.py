@@ -8,7 +8,7 @@ from sklearn.utils import Tags
 from paucal.estimators.fitted import ImageEstimator, Images, list_images
 from paucal.models.named import open_named
 from paucal.models.trained import TrainedModel
-from paucal.runner.starts import WEIGHTS_HELP
+from paucal.runner.initial_weights import WEIGHTS_HELP
 from paucal.types import UserError
 from paucal.verbs.check.labels import find_local_weights
 

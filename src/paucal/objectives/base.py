@@ -121,7 +121,7 @@ class Term(nn.Module, ABC):
         """Return the weight of the loss at this step."""
 
 
-def derive_seed(seed: int, micro_step: int) -> int:
+def seed_of_step(seed: int, micro_step: int) -> int:
     """Return the seed of a torch generator for one forward pass of a run, from 0 to 2**63 - 1.
 
     The generator then depends only on the run's seed and the pass, not on numbers drawn before. Consecutive seeds and

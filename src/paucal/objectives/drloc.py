@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from paucal.distributed import rank, world_size
 from paucal.losses.drloc import DrLocReading, Mode, Pool, draw_pairs, drloc_chance_level, drloc_loss, pool_grid
 from paucal.losses.drloc_targets import ClassSet, Scale, class_counts, gather_cells, pair_index
-from paucal.objectives.base import Term, derive_seed
+from paucal.objectives.base import Term, seed_of_step
 from paucal.types import Batch, FeatureRequest, Features, Level, Progress, UserError
 
 Schedule = Literal["constant", "ramp"]
@@ -291,7 +291,7 @@ class DrLoc(Term):
         if len(grids) != len(self.heads):
             raise ValueError(f"DrLoc has a head for each of {len(self.heads)} grids, got {len(grids)} grids")
         generator = torch.Generator(device=grids[0].device)
-        generator.manual_seed(derive_seed(self.options.seed, progress.micro_step))
+        generator.manual_seed(seed_of_step(self.options.seed, progress.micro_step))
         losses = []
         for grid, head, size in zip(map(self.pooled, grids), self.heads, self.sizes, strict=True):
             batch_size, (height, width) = grid.shape[0], grid.shape[-2:]

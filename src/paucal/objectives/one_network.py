@@ -18,7 +18,7 @@ from paucal.losses.diet import SMOOTHING, diet_loss
 from paucal.losses.feature_health import effective_rank, feature_spread
 from paucal.losses.lejepa import INTEGRAL_LIMIT, KNOTS, WEIGHT, lejepa_loss, unit_directions
 from paucal.losses.visreg import visreg_loss
-from paucal.objectives.base import derive_seed
+from paucal.objectives.base import seed_of_step
 from paucal.objectives.distilled_network import group_by_size
 from paucal.objectives.finetuning import BackboneObjective, FineTuning
 from paucal.objectives.self_distillation import crop_size
@@ -178,7 +178,7 @@ class LeJepa(MultiViewObjective):
         The seed is derived from the run's seed and the index of the pass, so all processes draw the same directions.
         """
         generator = torch.Generator(device=device)
-        generator.manual_seed(derive_seed(self.options.seed, progress.micro_step))
+        generator.manual_seed(seed_of_step(self.options.seed, progress.micro_step))
         directions = unit_directions(self.options.projection_dim, self.options.directions, generator)
         return directions.to(device, non_blocking=True)
 

@@ -16,7 +16,7 @@ from paucal.backbones.families.lvvit import exchange_tokens
 from paucal.backbones.features import FeatureBackbone
 from paucal.losses.label_targets import SparseTargets, compact_maps, map_targets, transpose_geometry
 from paucal.losses.token_labeling import Box, TokenLabelingReading, draw_mix_box, kept_fraction, token_label_loss
-from paucal.objectives.base import Term, derive_seed
+from paucal.objectives.base import Term, seed_of_step
 from paucal.objectives.finetuning import FineTuning
 from paucal.objectives.supervised import ClassifierObjective
 from paucal.types import Batch, DataRequest, FeatureRequest, Features, LossTerms, Progress
@@ -112,7 +112,7 @@ class TokenLabeling(ClassifierObjective):
 
     def _draw_box(self, progress: Progress) -> Box:
         # With this seed, all processes draw the same box, and a repeated step draws the same box again.
-        generator = torch.Generator().manual_seed(derive_seed(self.options.seed, progress.micro_step))
+        generator = torch.Generator().manual_seed(seed_of_step(self.options.seed, progress.micro_step))
         return draw_mix_box(self.backbone.grid, generator)
 
     def _extract_mixed(self, images: Tensor, box: Box | None) -> list[Features]:

@@ -15,8 +15,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from paucal.runner.clock import WorkForecast
 from paucal.runner.plain_console import PlainConsole
-from paucal.runner.run_time import WorkForecast
 from paucal.wording import escape_controls, shorten
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from paucal.models.trained import TrainedModel, load_trained
 from paucal.objectives import Objective
 from paucal.runner.console import Console
 from paucal.runner.images import Advance, SplitImages, with_absolute_data_paths
-from paucal.runner.starts import with_absolute_init_path
+from paucal.runner.initial_weights import with_absolute_init_path
 from paucal.runs import RunFolder
 from paucal.settings.shared import JobSettings
 from paucal.training import Optimization, Outcome, Plan, Validation

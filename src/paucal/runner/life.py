@@ -21,7 +21,9 @@ from paucal.data.shards.folders import is_remote
 from paucal.data.splits.split_csv import require_same_images, write_split
 from paucal.memory import keep_freed_memory
 from paucal.models.trained import save_trained
+from paucal.runner.clock import count_time_from
 from paucal.runner.console import Console, NullConsole, SilentConsole
+from paucal.runner.initial_weights import START_FILE
 from paucal.runner.job import A, EpochListener, Job, R, S
 from paucal.runner.loggers import Loggers, check_loggers
 from paucal.runner.processes import (
@@ -37,13 +39,11 @@ from paucal.runner.processes import (
 )
 from paucal.runner.resuming import input_names, reopen, store_changes, stored_settings
 from paucal.runner.run_folder import RunWriter, copy_frame_to_run, resolve_output
-from paucal.runner.run_time import count_time_from
-from paucal.runner.starts import START_FILE
 from paucal.runner.stored_runs import written_to_storage
 from paucal.runner.time_budget import add_time_plan, describe_change
 from paucal.runs import RunFolder, describe_environment
 from paucal.settings.values import given_names, settings_from_keywords
-from paucal.training import Outcome, Records, checkpoint_step, fit
+from paucal.training import Outcome, RunHooks, checkpoint_step, fit
 from paucal.training.ledger import Ledger
 from paucal.types import UserError
 from paucal.wording import counted
@@ -320,7 +320,7 @@ def _fit_run(
             loggers.log_row(row)
             return listener.on_epoch(epoch, epochs, row)
 
-        records = Records(
+        hooks = RunHooks(
             run,
             save_model=lambda module: save_trained(run, module, setup.card),
             validation=job.validation(setup),
@@ -337,6 +337,6 @@ def _fit_run(
             lambda: job.loader(setup, first_pass),
             job.optimization(setup),
             plan,
-            records,
+            hooks,
             [*console.callbacks(), *callbacks],
         )

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 from rich.progress import Progress
 
-from paucal.runner.run_time import MIN_FORECAST_SECONDS, MIN_TIMING_SECONDS, end_time_text
+from paucal.runner.clock import MIN_FORECAST_SECONDS, MIN_TIMING_SECONDS, end_time_text
 from paucal.wording import format_duration
 
 REFRESH_STEPS = 10  # steps between updates of the bar; updates are rare, since each update waits for the device

@@ -16,16 +16,16 @@ import torch
 
 from paucal.cores import choose_threads, cores_are_shared
 from paucal.objectives import Objective
+from paucal.runner.clock import end_time_text, start_time
 from paucal.runner.console import Console
 from paucal.runner.job import A, Job, R, S
 from paucal.runner.resuming import store_changes
-from paucal.runner.run_time import end_time_text, start_time
 from paucal.runs import RunFolder
 from paucal.settings.options import list_origins
 from paucal.settings.values import EXPECTED_DURATION
 from paucal.training import Plan, TimePlan
 from paucal.training.fit import advise_on_memory_errors
-from paucal.training.trial_step import forward_and_backward
+from paucal.training.timed_steps import forward_and_backward
 from paucal.types import Batch, UserError
 from paucal.wording import counted, format_duration
 
@@ -162,7 +162,7 @@ def seconds_per_step(
 ) -> float:
     """Return the seconds per optimizer step, including data loading, multiplied by `OVERHEAD_FACTOR`.
 
-    Call this within `trial_steps`, which moves the objective to the device. The first batch is a warm-up and not timed,
+    Call this within `timed_steps`, which moves the objective to the device. The first batch is a warm-up and not timed,
     unless it is the only one; if `tunes_threads`, CPU threads are chosen there if other programs use the same cores.
     """
 

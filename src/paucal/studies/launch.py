@@ -10,8 +10,8 @@ from paucal.cores import threads_restored
 from paucal.evaluation.plots import save_figure
 from paucal.report.page import write_page
 from paucal.report.pictures import data_uri
+from paucal.runner.clock import end_time_text
 from paucal.runner.console import Console, SilentConsole
-from paucal.runner.run_time import end_time_text
 from paucal.runs.folder import is_grid_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature

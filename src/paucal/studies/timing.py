@@ -17,8 +17,8 @@ import torch
 from paucal.backbones import BackboneSpec
 from paucal.models.trained import usable_device
 from paucal.rules.resolve import device_or_best, model_arguments
+from paucal.runner.clock import end_time_text
 from paucal.runner.console import Console
-from paucal.runner.run_time import end_time_text
 from paucal.studies.settings import StudySettings
 from paucal.studies.study import Column, Row, Study
 from paucal.types import UserError
@@ -66,10 +66,9 @@ class ModelSpeeds:
 def time_models(study: Study, settings: StudySettings, console: Console) -> ModelSpeeds:
     """Time the models of a study's rows, or of the rows that `--rows` names, and print their images per second."""
     rows_by_name = {row.name: row for row in study.rows if row.model}
-    for name in settings.rows or ():
-        if name not in rows_by_name:
-            suggestion = f"{did_you_mean(name, rows_by_name)}: {'; '.join(rows_by_name)}"
-            raise UserError(f"--rows: {study.name} has no row {name!r}{suggestion}.")
+    if settings.rows and (unknown := [name for name in settings.rows if name not in rows_by_name]):
+        suggestion = f"{did_you_mean(unknown[0], rows_by_name)}: {'; '.join(rows_by_name)}"
+        raise UserError(f"--rows: {study.name} has no row {unknown[0]!r}{suggestion}.")
     rows = [row for name, row in rows_by_name.items() if not settings.rows or name in settings.rows]
     device = usable_device(device_or_best(settings.device))
     effort = ON_CPU if device.type == "cpu" else ON_ACCELERATOR

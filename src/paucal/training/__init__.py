@@ -2,7 +2,7 @@
 
 from paucal.training.fit import Outcome as Outcome
 from paucal.training.fit import fit as fit
-from paucal.training.keeper import Records as Records
+from paucal.training.keeper import RunHooks as RunHooks
 from paucal.training.keeper import Validation as Validation
 from paucal.training.keeper import checkpoint_rows as checkpoint_rows
 from paucal.training.keeper import checkpoint_step as checkpoint_step
@@ -14,4 +14,4 @@ from paucal.training.plan import TimePlan as TimePlan
 from paucal.training.schedules import CosineWarmup as CosineWarmup
 from paucal.training.schedules import LaggingEpochs as LaggingEpochs
 from paucal.training.schedules import WarmupThenCosine as WarmupThenCosine
-from paucal.training.trial_step import largest_batch as largest_batch
+from paucal.training.timed_steps import largest_batch as largest_batch

@@ -19,7 +19,7 @@ from paucal.distributed import broadcast_tensors
 from paucal.memory import is_out_of_memory
 from paucal.objectives.base import Objective
 from paucal.training.averaging import MovingAverage
-from paucal.training.keeper import AtomicCheckpoints, ObjectiveHooks, Records, RunKeeper, checkpoint_changes
+from paucal.training.keeper import AtomicCheckpoints, ObjectiveHooks, RunHooks, RunKeeper, checkpoint_changes
 from paucal.training.length_correction import RunClock
 from paucal.training.meters import SkippedStepCheck
 from paucal.training.module import TrainingModule
@@ -53,7 +53,7 @@ class Outcome:
     best: dict[str, float]
     seconds: float  # training time so far in seconds, including the time before the run was resumed
     plan: Plan | None = None  # plan of the run with all corrections; None if nothing was trained
-    # Whether a signal or the time limit also requested a stop when `Records.on_epoch` stopped the run
+    # Whether a signal or the time limit also requested a stop when `RunHooks.on_epoch` stopped the run
     interrupted: bool = False
 
     def epochs_done(self, planned: int | None) -> float | None:
@@ -80,7 +80,7 @@ def fit(
     make_loader: Callable[[], DataLoader],
     optimization: Optimization,
     plan: Plan,
-    records: Records,
+    hooks: RunHooks,
     callbacks: Sequence[Callback] = (),
 ) -> Outcome:
     """Train an objective, or resume training from the run's newest checkpoint if one exists.
@@ -93,7 +93,7 @@ def fit(
         # A run has few batch sizes, and code compiled for dynamic sizes is slower and fails more often.
         module.compile(backend=plan.hardware.compile_backend, dynamic=False)
     if plan.time is not None:
-        plan = replace(plan, changes=checkpoint_changes(records.run.last))
+        plan = replace(plan, changes=checkpoint_changes(hooks.run.last))
     stop = StopSignal(plan.deadline, slow_start=compiled)
     average = None
     if optimization.average_decay:
@@ -102,8 +102,8 @@ def fit(
     is_sharded = plan.hardware.strategy == "fsdp"
     evaluation_model = UnshardedCopy(get_model).updated if is_sharded else lambda: _equal_buffers(get_model())
     skipped_step_check = SkippedStepCheck()
-    clock = None if plan.time is None else RunClock(plan, records.on_change)
-    keeper = RunKeeper(records, evaluation_model, stop, skipped_step_check, clock, plan.changes)
+    clock = None if plan.time is None else RunClock(plan, hooks.on_change)
+    keeper = RunKeeper(hooks, evaluation_model, stop, skipped_step_check, clock, plan.changes)
     required_callbacks: list[Callback] = [
         ObjectiveHooks(),
         *([BufferBroadcast()] if is_sharded else []),
@@ -113,7 +113,7 @@ def fit(
         keeper,
         stop,
     ]
-    module, newest_checkpoint = TrainingModule(objective, optimization, plan, make_loader), records.run.last
+    module, newest_checkpoint = TrainingModule(objective, optimization, plan, make_loader), hooks.run.last
     with (
         _silenced_lightning(),
         threads_restored(),
@@ -125,7 +125,7 @@ def fit(
         if plan.threads is not None and plan.hardware.accelerator == "cpu":
             # The number of threads determines the order of sums, and so their rounding.
             torch.set_num_threads(min(plan.threads, count_usable_cores()))
-        trainer = build_trainer(plan, records.run.path, [*required_callbacks, *callbacks])
+        trainer = build_trainer(plan, hooks.run.path, [*required_callbacks, *callbacks])
         trainer.fit(module, ckpt_path=newest_checkpoint if newest_checkpoint.exists() else None)
     finished = keeper.step >= module.plan.corrected_total_steps
     return Outcome(finished, keeper.step, keeper.rows, keeper.best, keeper.seconds, module.plan, keeper.interrupted)

@@ -97,7 +97,7 @@ class Validation:
 
 
 @dataclass(frozen=True)
-class Records:
+class RunHooks:
     """The folder of a run and the functions that are called during training."""
 
     run: RunFolder  # run folder for checkpoints and metrics
@@ -139,14 +139,14 @@ class RunKeeper(Callback):
 
     def __init__(
         self,
-        records: Records,
+        hooks: RunHooks,
         evaluation_model: EvaluationModel,
         stop: StopSignal,
         skipped_step_check: SkippedStepCheck,
         clock: RunClock | None = None,
         changes: Sequence[PlanChange] = (),
     ) -> None:
-        self.records = records
+        self.hooks = hooks
         self.evaluation_model = evaluation_model
         self.stop = stop
         self.skipped_step_check = skipped_step_check
@@ -167,22 +167,22 @@ class RunKeeper(Callback):
         if self._meters_state:
             pl_module.meters.load_state_dict(self._meters_state, pl_module.device)
         # The run may have been killed after it saved its best epoch and before it saved the newest checkpoint.
-        if self._selects_by_score and self.records.run.best.exists():
-            with _keeper_state(self.records.run.best) as state:
+        if self._selects_by_score and self.hooks.run.best.exists():
+            with _keeper_state(self.hooks.run.best) as state:
                 self.best = dict(state["best"]) if int(state["step"]) > self.step else self.best
         if trainer.is_global_zero:
             # Remove the rows of epochs after the checkpoint, which are trained again.
             if self.rows:
-                self.records.run.write_rows(self.rows)
+                self.hooks.run.write_rows(self.rows)
             else:
-                self.records.run.metrics.unlink(missing_ok=True)
-        if self.step == 0 and self.records.on_start is not None and self.records.validation is not None:
+                self.hooks.run.metrics.unlink(missing_ok=True)
+        if self.step == 0 and self.hooks.on_start is not None and self.hooks.validation is not None:
             # This cannot be done before `fit`, since the processes divide the validation images among themselves and
             # need the process group, which `fit` initialises.
             with self.evaluation_model() as model:
-                metrics = self.records.validation.validate(model, pl_module.device)
+                metrics = self.hooks.validation.validate(model, pl_module.device)
             if trainer.is_global_zero:
-                self.records.on_start(metrics)
+                self.hooks.on_start(metrics)
         if self.clock is not None:
             self.clock.start(self.seconds)
 
@@ -205,7 +205,7 @@ class RunKeeper(Callback):
         if stopping or finished or length_changed or failure or self._save_is_due(trainer, plan):
             self._meters_state = pl_module.meters.state_dict()
             self._count_seconds()
-            trainer.save_checkpoint(self.records.run.last, weights_only=False)
+            trainer.save_checkpoint(self.hooks.run.last, weights_only=False)
             self._last_save = time.monotonic()
         if self.clock is not None:
             self.clock.skip_pause(time.monotonic() - start_time if evaluates else None)
@@ -225,37 +225,37 @@ class RunKeeper(Callback):
         row: dict[str, float] = {"epoch": round(self.step / module.plan.steps_per_epoch, 2), "step": self.step}
         row |= module.meters.read()
         module.meters.reset()
-        if self.records.validation is not None:
-            row |= self.records.validation.validate(model, module.device)
+        if self.hooks.validation is not None:
+            row |= self.hooks.validation.validate(model, module.device)
         self._count_seconds()
         row["seconds"] = self.seconds
         self.rows.append(row)
         if trainer.is_global_zero:
-            self.records.run.write_rows(self.rows)
-            if (best_epochs := kept_epochs(self.records.run, self.records.validation)) is not None:
+            self.hooks.run.write_rows(self.rows)
+            if (best_epochs := kept_epochs(self.hooks.run, self.hooks.validation)) is not None:
                 best_epochs.after_epoch(self.rows, model)
         stop_requested = False
-        if self.records.on_epoch is not None and trainer.is_global_zero:
+        if self.hooks.on_epoch is not None and trainer.is_global_zero:
             # The numbers are rounded up, since the last epoch may be incomplete.
             steps = (self.step, module.plan.corrected_total_steps)
             epoch, epochs = (math.ceil(step / module.plan.steps_per_epoch) for step in steps)
-            stop_requested = bool(self.records.on_epoch(epoch, epochs, row))
+            stop_requested = bool(self.hooks.on_epoch(epoch, epochs, row))
         self._on_epoch_requested_stop = trainer.strategy.broadcast(stop_requested)
         if self._improves(row):
             self.best = row
             if trainer.is_global_zero:
-                self.records.save_model(model)
+                self.hooks.save_model(model)
             if self._selects_by_score:  # otherwise the newest checkpoint is the best checkpoint
                 # Save the model first: if this checkpoint exists, a resumed run expects that the model exists, too.
-                trainer.save_checkpoint(self.records.run.best, weights_only=False)
+                trainer.save_checkpoint(self.hooks.run.best, weights_only=False)
 
     @property
     def _selects_by_score(self) -> bool:
-        return self.records.validation is not None and self.records.validation.score is not None
+        return self.hooks.validation is not None and self.hooks.validation.score is not None
 
     def _improves(self, row: dict[str, float]) -> bool:
         """Return whether an epoch with these metrics is the best so far."""
-        validation = self.records.validation
+        validation = self.hooks.validation
         if validation is None or validation.score is None:
             return True
         if not self.best:

@@ -12,7 +12,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.objectives.supervised import Supervised
 from paucal.runner import images as run_images
 from paucal.runner.images import SplitImages, step_loader, with_absolute_data_paths
-from paucal.runner.starts import WeightsChoice
+from paucal.runner.initial_weights import WeightsChoice
 from paucal.tasks.classification.assembly import _open_tune_record
 from paucal.tasks.classification.checks import set_class_weights
 from paucal.tasks.classification.images import quick_check

@@ -12,7 +12,7 @@ from paucal.data.dataset import SampleKey
 from paucal.recipes.detection import RECIPES, TRAINING_IMAGES
 from paucal.rules.resolve import UNDERTRAINED_IMAGES, InitialWeightsInfo, resolve
 from paucal.runner.console import SilentConsole
-from paucal.runner.starts import without_none_init
+from paucal.runner.initial_weights import without_none_init
 from paucal.settings.options import check_ranges
 from paucal.tasks.detection.assembly import assemble
 from paucal.tasks.detection.batches import BoxedDataset

@@ -15,8 +15,8 @@ from paucal.export.comparison import compare_objects
 from paucal.models.tasks import DETECTION, task_of
 from paucal.runner import starts
 from paucal.runner.console import SilentConsole
+from paucal.runner.initial_weights import without_none_init
 from paucal.runner.life import Stopped, begin, resume
-from paucal.runner.starts import without_none_init
 from paucal.runner.time_budget import Pace
 from paucal.runs import RunFolder
 from paucal.runs.weights import load_checkpoint, read_weights

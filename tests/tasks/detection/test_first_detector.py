@@ -10,8 +10,8 @@ import torch
 from paucal.backbones import BackboneSpec
 from paucal.backbones.stage_maps import build_pyramid_backbone
 from paucal.runner.console import SilentConsole
+from paucal.runner.initial_weights import without_none_init
 from paucal.runner.life import begin
-from paucal.runner.starts import without_none_init
 from paucal.runs import RunFolder
 from paucal.runs.weights import read_weights
 from paucal.tasks.detection.assembly import DetectionSetup, assemble

@@ -12,8 +12,8 @@ from PIL import Image
 
 from paucal.cli.main import main
 from paucal.runner.console import SilentConsole
+from paucal.runner.initial_weights import without_none_init
 from paucal.runner.life import Stopped, begin, resume
-from paucal.runner.starts import without_none_init
 from paucal.runs import RunFolder
 from paucal.runs.weights import load_checkpoint, read_weights
 from paucal.tasks.detection.assembly import assemble

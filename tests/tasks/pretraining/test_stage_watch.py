@@ -55,7 +55,7 @@ def test_replayed_epoch__is_judged_once(pictures, tmp_path, monkeypatch):
         return Verdict("uniform output", "twice.", "none.") if len(epochs) > len(set(epochs)) else None
 
     monkeypatch.setattr("paucal.methods.self_distillation.find_collapse", judge)
-    monkeypatch.setattr("paucal.runner.trainer_inputs.Plan", partial(Plan, save_every=4))
+    monkeypatch.setattr("paucal.runner.trainer_plan.Plan", partial(Plan, save_every=4))
     with pytest.raises(InterruptedError):
         start(pictures, tmp_path / "run", on_collapse="stop", callbacks=[Crash()])
     run = RunFolder(tmp_path / "run")
@@ -97,7 +97,7 @@ def test_monitor__first_looks_when_the_run_trains_and_the_page_tells_what_it_saw
 def test_rollback__goes_back_changes_the_settings_and_finishes(pictures, tmp_path, monkeypatch):
     # A healthy row is judged twice, for a verdict and for first signs; the third epoch is sick, and only once.
     monkeypatch.setattr("paucal.methods.self_distillation.find_collapse", sick_at(3, 1))
-    monkeypatch.setattr("paucal.runner.trainer_inputs.Plan", partial(Plan, save_seconds=0.0))
+    monkeypatch.setattr("paucal.runner.trainer_plan.Plan", partial(Plan, save_seconds=0.0))
     result = start(pictures, tmp_path / "run", on_collapse="rollback", lr=1e-3, momentum=0.99)
     config = yaml.safe_load((result.run / "config.yaml").read_text())
     settings, origin = config["settings"], config["origin"]
@@ -120,7 +120,7 @@ def test_signal__in_the_epoch_of_a_new_stage_stops_the_run(pictures, tmp_path):
 
 def test_signal__in_the_epoch_of_a_rollback_stops_the_run_after_it(pictures, tmp_path, monkeypatch):
     monkeypatch.setattr("paucal.methods.self_distillation.find_collapse", sick_at(3, 1))
-    monkeypatch.setattr("paucal.runner.trainer_inputs.Plan", partial(Plan, save_seconds=0.0))
+    monkeypatch.setattr("paucal.runner.trainer_plan.Plan", partial(Plan, save_seconds=0.0))
     stopped = start(pictures, tmp_path / "run", on_collapse="rollback", callbacks=[StopAfter(9)])
     assert isinstance(stopped, Stopped)
     assert stopped.step == 3  # of the healthy state
@@ -135,7 +135,7 @@ def test_signal__in_the_epoch_of_a_rollback_stops_the_run_after_it(pictures, tmp
 @pytest.mark.slow
 def test_rollback__goes_back_a_second_time(pictures, tmp_path, monkeypatch):
     monkeypatch.setattr("paucal.methods.self_distillation.find_collapse", sick_at(3, 2))
-    monkeypatch.setattr("paucal.runner.trainer_inputs.Plan", partial(Plan, save_seconds=0.0))
+    monkeypatch.setattr("paucal.runner.trainer_plan.Plan", partial(Plan, save_seconds=0.0))
     result = start(pictures, tmp_path / "run", on_collapse="rollback", teacher_temperature=0.04)
     config = yaml.safe_load((result.run / "config.yaml").read_text())
     assert [found["epoch"] for found in config["rollbacks"]] == [3.0, 3.0]

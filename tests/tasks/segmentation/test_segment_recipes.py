@@ -6,7 +6,7 @@ import pytest
 
 from paucal.recipes.segmentation import RECIPES, SCALES
 from paucal.rules.resolve import DataAndMachine, InitialWeightsInfo, resolve
-from paucal.runner.trainer_inputs import with_synced_norms
+from paucal.runner.trainer_plan import with_synced_norms
 from paucal.tasks.segmentation.assembly import crop_options, fast_inference_options, final_inference_options
 from paucal.tasks.segmentation.job import SegmentationJob
 from paucal.tasks.segmentation.model import HeadOptions

@@ -32,9 +32,7 @@ from paucal.runner.images import (
     stored_preprocessing,
     with_label_maps,
 )
-from paucal.runner.job import Bars, RunSetup
-from paucal.runner.resuming import stored_split
-from paucal.runner.starts import (
+from paucal.runner.initial_weights import (
     WeightsChoice,
     WeightsSource,
     choose_initial_weights,
@@ -42,8 +40,10 @@ from paucal.runner.starts import (
     find_initial_weights,
     load_initial_weights,
 )
+from paucal.runner.job import Bars, RunSetup
+from paucal.runner.resuming import stored_split
 from paucal.runner.time_budget import parse_duration
-from paucal.runner.trainer_inputs import check_memory, hardware, seeded_random_weights
+from paucal.runner.trainer_plan import check_memory, hardware, seeded_random_weights
 from paucal.runs import RunFolder
 from paucal.runs.folder import CHOSEN_WEIGHTS
 from paucal.settings.options import automatic_origin, list_origins
@@ -160,7 +160,7 @@ def assemble(
         settings=settings,
         origins=list_origins(settings, resolved.origins, resolved.reasons),
         data=data,
-        plan=replace(plan, total_steps=0) if tune_record is not None and not tune_record.tune else plan,
+        plan=replace(plan, total_steps=0) if tune_record is not None and not tune_record.is_tuned else plan,
         objective=objective,
         card=card,
         remarks=(*remarks, *notes),

@@ -14,7 +14,7 @@ from paucal.models.card import ModelCard
 from paucal.models.features import linear_classifier
 from paucal.objectives import Objective, Supervised
 from paucal.runner.images import SplitImages
-from paucal.runner.trainer_inputs import check_rates
+from paucal.runner.trainer_plan import check_rates
 from paucal.tasks.classification.auto_tune.record import TuneRecord
 from paucal.tasks.classification.frozen_views import why_unsupported
 from paucal.tasks.classification.trainer_inputs import make_view_transform

@@ -299,7 +299,7 @@ def describe_kept_model(
         return f"{_describe_final_weights(changes)}, better on the validation images than each of them"
     if record is not None and record.probe is not None and not outcome.best:
         if not outcome.rows:
-            return record.plan
+            return record.plan_text
         reason = "no epoch of tuning was better on the validation images"
         if record.first_model is not record.probe:
             return f"the probe that also learned from images without labels: {reason} than both probes"

@@ -14,8 +14,8 @@ from paucal.methods.training import check_used, paths_of_methods, terms_of, with
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.console import Console
 from paucal.runner.images import eval_loader, with_absolute_data_paths
+from paucal.runner.initial_weights import with_absolute_init_path, without_none_init
 from paucal.runner.job import Bars, EpochListener, Job
-from paucal.runner.starts import with_absolute_init_path, without_none_init
 from paucal.runner.time_budget import choose_time_or_epochs
 from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges
@@ -80,7 +80,7 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
 
     def needs_preliminary_work(self, setup: TrainingSetup) -> bool:
         """Return whether trial steps must run first, from which auto-tuning chooses the number of epochs."""
-        return setup.tune_record is not None and not setup.tune_record.plan
+        return setup.tune_record is not None and not setup.tune_record.plan_text
 
     def run_preliminary_work(self, run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
         """Auto-tune the run: fit a probe to pretrained weights, run short trials, and choose the number of epochs."""

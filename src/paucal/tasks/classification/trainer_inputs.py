@@ -21,7 +21,7 @@ from paucal.objectives import Objective
 from paucal.recipes.table import RECIPES
 from paucal.rules.training import SMALL_SIDE
 from paucal.runner.images import SplitImages, eval_loader, step_loader
-from paucal.runner.trainer_inputs import check_sync_bn, length_warnings, trainer_plan
+from paucal.runner.trainer_plan import check_sync_bn, length_warnings, trainer_plan
 from paucal.training import CosineWarmup, LaggingEpochs, Optimization, Plan, largest_batch
 from paucal.types import Batch, Crops, DataRequest, UserError, height_and_width
 

@@ -14,11 +14,11 @@ from paucal.models.trained import stored_card
 from paucal.objectives.finetuning import FineTuning
 from paucal.rules.resolve import InitialWeightsInfo, backbone_spec, resolve
 from paucal.runner.images import SplitImages, decode_images, decode_options_for_size, normalisation
+from paucal.runner.initial_weights import choose_initial_weights, chooses_initial_weights, load_initial_weights
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.resuming import stored_split
-from paucal.runner.starts import choose_initial_weights, chooses_initial_weights, load_initial_weights
 from paucal.runner.time_budget import parse_duration
-from paucal.runner.trainer_inputs import (
+from paucal.runner.trainer_plan import (
     check_memory,
     check_rates,
     hardware,

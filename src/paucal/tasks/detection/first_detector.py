@@ -20,8 +20,8 @@ from paucal.data.sampler import StepSampler
 from paucal.memory import read_available_memory
 from paucal.models.trained import save_trained
 from paucal.objectives.finetuning import FineTuning
+from paucal.runner.clock import start_time
 from paucal.runner.console import Console
-from paucal.runner.run_time import start_time
 from paucal.runner.time_budget import seconds_per_step
 from paucal.runs import RunFolder
 from paucal.tasks.detection.assembly import DetectionSetup
@@ -30,8 +30,8 @@ from paucal.tasks.detection.model import FirstDetectorRecord, save_layers
 from paucal.tasks.detection.network.detector import Detector
 from paucal.tasks.detection.objective import DetectionObjective
 from paucal.tasks.detection.views import make_evaluation_transform
-from paucal.training import CosineWarmup, Optimization, Records, Validation, checkpoint_step, fit
-from paucal.training.trial_step import trial_steps
+from paucal.training import CosineWarmup, Optimization, RunHooks, Validation, checkpoint_step, fit
+from paucal.training.timed_steps import timed_steps
 from paucal.types import LossTerms, Progress
 
 FOLDER = "first_detector"  # folder in the run for the checkpoints of this stage
@@ -119,7 +119,7 @@ def count_heads_steps(setup: DetectionSetup, seconds: float) -> int:
         torch.device(setup.settings.device),
     )
     batches, accumulate = make_unaugmented_loader(setup, TIMED_STEPS + 1), settings.accumulate
-    with trial_steps(objective.train(), device):
+    with timed_steps(objective.train(), device):
         first_seconds = seconds_per_step(objective, batches, device, settings.precision, accumulate, tunes_threads=True)
         # Later steps read the cached feature maps.
         later_seconds = seconds_per_step(objective, batches, device, settings.precision, accumulate)
@@ -157,7 +157,7 @@ def train_first_detector(
         lambda: make_unaugmented_loader(setup, steps, first_pass),
         Optimization(schedule, settings.weight_decay, clip=settings.clip, average_decay=settings.average),
         replace(setup.plan, total_steps=steps, steps_per_epoch=steps),
-        Records(folder, save, validation),
+        RunHooks(folder, save, validation),
         [*console.callbacks(), *callbacks],
     )
     if not outcome.finished:

@@ -21,9 +21,9 @@ from paucal.runner import life
 from paucal.runner.console import Console, result_line
 from paucal.runner.frames import Data, takes_annotations
 from paucal.runner.images import step_loader
+from paucal.runner.initial_weights import without_none_init
 from paucal.runner.job import Bars, EpochListener
 from paucal.runner.resuming import store_changes
-from paucal.runner.starts import without_none_init
 from paucal.runner.time_budget import Pace, PlannedLength, TimedJob, parse_duration, seconds_per_step
 from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges, list_origins
@@ -42,7 +42,7 @@ from paucal.tasks.detection.views import CopyPaste, make_training_transform
 from paucal.training import CosineWarmup, Optimization, Outcome, Validation
 from paucal.training.fit import advise_on_memory_errors
 from paucal.training.schedules import WarmupThenSteps
-from paucal.training.trial_step import trial_steps
+from paucal.training.timed_steps import timed_steps
 from paucal.types import UserError
 from paucal.wording import counted, format_duration
 
@@ -155,7 +155,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         device = torch.device(settings.device)
         short_setup = replace(setup, plan=replace(setup.plan, total_steps=TIMED_STEPS + 1, accumulate=1))
         indices = setup.data.split_indices("val" if len(setup.data.split_indices("val")) else "test")[:TIMED_IMAGES]
-        with trial_steps(objective.train(), device):
+        with timed_steps(objective.train(), device):
             batches: Any = self.loader(short_setup, 0)
             accumulate = setup.plan.accumulate
             step_seconds = seconds_per_step(objective, batches, device, settings.precision, accumulate, tunes_threads)

@@ -18,8 +18,8 @@ from torchvision.models import detection
 from paucal.backbones.weights.checkpoints import WeightsPreprocessing
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.rules.resolve import InitialWeightsInfo
+from paucal.runner.initial_weights import WeightsSource, find_initial_weights
 from paucal.runner.job import Bars
-from paucal.runner.starts import WeightsSource, find_initial_weights
 from paucal.runs import RunFolder
 from paucal.runs.folder import COCO
 from paucal.runs.weights import read_untrusted

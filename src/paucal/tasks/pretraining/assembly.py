@@ -35,10 +35,10 @@ from paucal.runner.images import (
     stored_decode_options,
     stored_preprocessing,
 )
+from paucal.runner.initial_weights import WeightsSource, find_initial_weights, load_initial_weights
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.resuming import stored_split
-from paucal.runner.starts import WeightsSource, find_initial_weights, load_initial_weights
-from paucal.runner.trainer_inputs import (
+from paucal.runner.trainer_plan import (
     check_memory,
     check_rates,
     hardware,

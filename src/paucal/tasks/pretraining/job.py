@@ -24,10 +24,10 @@ from paucal.runner import life
 from paucal.runner.console import Console
 from paucal.runner.frames import Data, takes_frames
 from paucal.runner.images import step_loader, with_absolute_data_paths
+from paucal.runner.initial_weights import without_none_init
 from paucal.runner.job import Bars, FinishedRun, Job
 from paucal.runner.processes import is_rank_zero, wait_for_all
 from paucal.runner.results import publish_results
-from paucal.runner.starts import without_none_init
 from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges
 from paucal.settings.shared import DataSettings

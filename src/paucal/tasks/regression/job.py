@@ -33,9 +33,7 @@ from paucal.runner.images import (
     open_undecoded,
     with_absolute_data_paths,
 )
-from paucal.runner.job import Bars, EpochListener, Job
-from paucal.runner.results import EvaluatedRun, publish_results
-from paucal.runner.starts import (
+from paucal.runner.initial_weights import (
     MIN_SIDE,
     choose_initial_weights,
     chooses_initial_weights,
@@ -44,7 +42,9 @@ from paucal.runner.starts import (
     with_absolute_init_path,
     without_none_init,
 )
-from paucal.runner.trainer_inputs import check_memory, hardware, seeded_random_weights
+from paucal.runner.job import Bars, EpochListener, Job
+from paucal.runner.results import EvaluatedRun, publish_results
+from paucal.runner.trainer_plan import check_memory, hardware, seeded_random_weights
 from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges, flag, list_origins
 from paucal.tasks.regression.evaluation import (

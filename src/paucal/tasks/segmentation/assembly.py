@@ -10,14 +10,14 @@ from paucal.models.trained import stored_card
 from paucal.objectives.finetuning import FineTuning
 from paucal.rules.resolve import backbone_spec, resolve
 from paucal.runner.images import normalisation
-from paucal.runner.job import Bars, RunSetup
-from paucal.runner.starts import (
+from paucal.runner.initial_weights import (
     choose_initial_weights,
     chooses_initial_weights,
     find_initial_weights,
     load_initial_weights,
 )
-from paucal.runner.trainer_inputs import (
+from paucal.runner.job import Bars, RunSetup
+from paucal.runner.trainer_plan import (
     check_memory,
     check_rates,
     hardware,

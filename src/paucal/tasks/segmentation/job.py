@@ -21,9 +21,9 @@ from paucal.runner import life
 from paucal.runner.console import Console
 from paucal.runner.frames import Data, takes_annotations
 from paucal.runner.images import step_loader
+from paucal.runner.initial_weights import with_absolute_init_path, without_none_init
 from paucal.runner.job import Bars, EpochListener
 from paucal.runner.outputs import output_path, refuse_inside_images
-from paucal.runner.starts import with_absolute_init_path, without_none_init
 from paucal.runner.time_budget import (
     Pace,
     PlannedLength,
@@ -51,7 +51,7 @@ from paucal.tasks.segmentation.scores import count_pixels, scores_without_interv
 from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.training import CosineWarmup, Optimization, Outcome, Validation
 from paucal.training.schedules import LinearWarmup
-from paucal.training.trial_step import trial_steps
+from paucal.training.timed_steps import timed_steps
 from paucal.types import UserError
 from paucal.wording import counted, format_duration
 
@@ -129,7 +129,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         timed = replace(setup, settings=replace(settings, workers=0), plan=plan)
         image = setup.data.split_indices("train")[:1].tolist()
         evaluations = []
-        with trial_steps(objective.train(), device):
+        with timed_steps(objective.train(), device):
             batches: Any = self.loader(timed, 0)
             step = seconds_per_step(objective, batches, device, settings.precision, settings.accumulate, tunes_threads)
             for options in (fast_inference_options(settings), final_inference_options(settings)):

@@ -19,7 +19,7 @@ from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.tuning import TIMED_STEPS, measure_seconds_per_image
 from paucal.tasks.classification.job import TrainingJob
 from paucal.tasks.pretraining.job import PretrainingJob
-from paucal.training.trial_step import trial_steps
+from paucal.training.timed_steps import timed_steps
 from paucal.verbs.compare.grid import EVAL, verb_settings
 from paucal.verbs.eval.images import open_image_set
 from paucal.verbs.eval.settings import OpeningSettings
@@ -140,6 +140,6 @@ def seconds_of_run(job: AnyJob, setup: RunSetup[Any]) -> float:
     plan = replace(setup.plan, total_steps=TIMED_STEPS + 1)
     loader_setup = replace(setup, settings=replace(settings, workers=0), plan=plan)
     device = torch.device(settings.device)
-    with trial_steps(setup.objective.train(), device):
+    with timed_steps(setup.objective.train(), device):
         step = seconds_per_step(setup.objective, job.loader(loader_setup, 0), device, settings.precision)
     return PRETRAINING_OVERHEAD_SECONDS + step * setup.plan.total_steps * settings.accumulate

@@ -14,8 +14,8 @@ from paucal.cores import count_usable_cores
 from paucal.runner.console import Console
 from paucal.runner.elsewhere.packages import slurm_options
 from paucal.runner.images import with_absolute_data_paths
+from paucal.runner.initial_weights import NONE, without_none_init
 from paucal.runner.outputs import output_path, refuse_inside_images
-from paucal.runner.starts import NONE, without_none_init
 from paucal.runner.writable import check_folder_writable
 from paucal.runs.folder import RUNS_FOLDER, is_grid_folder
 from paucal.runs.lock import lock_folder

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
+from paucal.runner.clock import end_time_text
 from paucal.runner.console import Console
 from paucal.runner.elsewhere import packages
-from paucal.runner.run_time import end_time_text
 from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.verbs.compare._work import POLL_SECONDS, clear_failure, train_cell, work, work_silently

@@ -90,8 +90,9 @@ def open_localization_view(name: TrainedModel | str, model: TrainedModel) -> Ima
         truth = pair_targets(pairs, *size, target="signed" if signed else "absolute", scale="none")
         shape = (rows * columns, rows * columns, 2)
         view = OffsetView(predicted.cpu().view(shape), truth[0].cpu().view(shape), size, signed)
-        match = next(filter(None, map(PATCH_POSITION.fullmatch, settings.token or ())), None)
-        patch = (int(match[1]), int(match[2])) if match else (rows // 2, columns // 2)
+        patch = (rows // 2, columns // 2)
+        if settings.token and (match := next(filter(None, map(PATCH_POSITION.fullmatch, settings.token)), None)):
+            patch = (int(match[1]), int(match[2]))
         if patch[0] >= rows or patch[1] >= columns:
             grid_text = f"the grid of {rows}x{columns} patches"
             raise UserError(f"--token: the patch {patch} lies outside {grid_text}: count from 0.")

@@ -32,7 +32,7 @@ from paucal.report.page import write_report
 from paucal.report.regression import write_regression_report
 from paucal.report.segmentation import write_segmentation_report
 from paucal.runner.console import Console, RecordingConsole
-from paucal.runner.starts import NONE
+from paucal.runner.initial_weights import NONE
 from paucal.runs import RunFolder, open_model_folder
 from paucal.runs.folder import PUBLISHED_WEIGHTS, installed_version, iterate_ancestry
 from paucal.settings.options import check_ranges

@@ -18,8 +18,8 @@ from paucal.models.regression import RegressionCard
 from paucal.models.tasks import DETECTION, SEGMENTATION, task_of
 from paucal.models.trained import TrainedModel
 from paucal.reading import expand_user_path
+from paucal.runner.clock import precise_duration
 from paucal.runner.console import Console
-from paucal.runner.run_time import precise_duration
 from paucal.runner.time_budget import parse_duration
 from paucal.runner.writable import check_file_writable
 from paucal.settings.options import check_ranges

@@ -18,10 +18,10 @@ from paucal.export.reading import load_model, model_digest
 from paucal.models.card import ModelCard
 from paucal.models.trained import TrainedModel
 from paucal.reading import expand_user_path
+from paucal.runner.clock import precise_duration
 from paucal.runner.console import Console
 from paucal.runner.input_images import InputImages
 from paucal.runner.outputs import check_new_file
-from paucal.runner.run_time import precise_duration
 from paucal.runner.sheets import MAX_COLUMNS, MAX_ROWS, SheetStyle, draw_sheet
 from paucal.runner.writable import TableFormat, check_file_writable, resolve_table
 from paucal.types import UserError

@@ -12,8 +12,8 @@ import torch
 
 from paucal.cores import cores_are_shared, measure_slowdown
 from paucal.models.features import linear_classifier
+from paucal.runner.clock import start_time
 from paucal.runner.console import Console
-from paucal.runner.run_time import start_time
 from paucal.runner.time_budget import store_length
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
@@ -105,7 +105,7 @@ def _fit_probe_and_choose_preset(state: TuneState) -> None:
     preset_and_cost = choose_preset(state)
     if preset_and_cost is None:
         shortage = "the remaining time is too short for tuning"
-        if None in state.record.sizes.values():
+        if None in state.record.seconds_by_size.values():
             half_batch = state.setup.settings.batch_size_or_1 // 2
             advice = f"--batch-size {half_batch} needs half of it" if half_batch else "a smaller --img-size needs less"
             shortage = f"the memory is too small for tuning ({advice})"
@@ -163,7 +163,7 @@ def _store_run_length(
             threads=torch.get_num_threads(),
         )
     store_length(state.run, time_plan, plan, seconds, state.console)
-    state.save(plan=plan)
+    state.save(plan_text=plan)
 
 
 def _describe_length(epochs: int, epoch_seconds: float, seconds_left: float, max_epochs: int) -> str:
@@ -186,4 +186,4 @@ def long_run_schedule(epochs: int, lr: float) -> dict[str, Any]:
 def _end_with_probe(state: TuneState, reason: str) -> None:
     state.replace_setup(state.reassemble(epochs=0, freeze_epochs=0), {"epochs": reason})
     state.console.say(f"plan: {reason}")
-    state.save(plan=reason, tune=False)
+    state.save(plan_text=reason, is_tuned=False)

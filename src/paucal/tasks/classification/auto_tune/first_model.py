@@ -16,8 +16,8 @@ from paucal.models.card import ModelCard
 from paucal.models.features import linear_classifier
 from paucal.models.precision import EXPLICIT_CHOICES
 from paucal.models.trained import save_trained
+from paucal.runner.clock import end_time_text
 from paucal.runner.images import SplitImages, compute_frozen_features
-from paucal.runner.run_time import end_time_text
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.heads import (
     HEADS,

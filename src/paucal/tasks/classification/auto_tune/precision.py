@@ -19,7 +19,7 @@ from paucal.models.precision import (
 from paucal.runner.images import eval_loader
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.state import TuneState, is_automatic_setting
-from paucal.training.trial_step import forward_and_backward, trial_steps
+from paucal.training.timed_steps import forward_and_backward, timed_steps
 from paucal.types import Batch
 
 
@@ -50,7 +50,7 @@ def choose_training_precision(state: TuneState) -> None:
     def step(images: Tensor) -> Tensor:
         return forward_and_backward(setup.objective, batch, device, precision=None)
 
-    with trial_steps(setup.objective.train(), device):
+    with timed_steps(setup.objective.train(), device):
         step(batch.views[0])  # warm-up
         speed = measure_speed(step, batch.views[0], key)
     if speed < MIN_SPEEDUP:

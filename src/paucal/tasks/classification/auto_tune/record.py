@@ -22,7 +22,13 @@ from paucal.tasks.classification.auto_tune.probe import Head
 from paucal.types import UserError
 
 RECORD_FILE, PROBE_FILE = "rungs.json", "probe.safetensors"  # the record keeps its file name from earlier versions
-STORED_NAMES = {"candidate_scores": "race"}  # names in the file that differ from the names of the fields
+STORED_NAMES = {
+    "candidate_scores": "race",
+    "seconds_by_size": "sizes",
+    "preset_costs": "tuning",
+    "plan_text": "plan",
+    "is_tuned": "tune",
+}  # names in the file that differ from the names of the fields
 LOSSES_KEY = "losses"  # key of the losses on the validation images, in the details of a step
 
 
@@ -51,25 +57,25 @@ class TuneRecord:
     candidate_scores: tuple[EvaluatedModel, ...] = ()  # scores of the candidates on a sample of the training images
     probe: EvaluatedModel | None = None  # linear head on frozen features; None before it is fitted
     # Seconds per training image for each image size and number of frozen stages; None if a step does not fit in memory.
-    sizes: Mapping[str, float | None] = field(default_factory=dict)
+    seconds_by_size: Mapping[str, float | None] = field(default_factory=dict)
     # Image size, seconds per epoch and number of trial steps, by name of the preset; None for a preset that does not
     # fit in the time or the memory.
-    tuning: Mapping[str, Any] = field(default_factory=dict)
+    preset_costs: Mapping[str, Any] = field(default_factory=dict)
     trials: tuple[EvaluatedModel, ...] = ()  # finished trials of presets
-    plan: str = ""  # text that says why the run has this length or keeps the probe; "" before the decision
-    tune: bool = True  # whether the network is fine-tuned after the probe
+    plan_text: str = ""  # text that says why the run has this length or keeps the probe; "" before the decision
+    is_tuned: bool = True  # whether the network is fine-tuned after the probe
     unlabelled: EvaluatedModel | None = None  # head that is also fitted to unlabelled images; None if not fitted
 
     @property
     def first_model(self) -> EvaluatedModel | None:
-        """Step of the first model: the probe, or the head that also uses unlabelled images if that head is kept."""
+        """The first model: the probe, or the head that also uses unlabelled images if that head is kept."""
         is_kept = self.unlabelled is not None and self.unlabelled.details.get("kept")
         return self.unlabelled if is_kept else self.probe
 
     @property
     def score_to_beat(self) -> float | None:
         """Validation score that a tuned model must exceed: the higher of the probe's and the first model's."""
-        return max((step.score for step in (self.probe, self.first_model) if step is not None), default=None)
+        return max((model.score for model in (self.probe, self.first_model) if model is not None), default=None)
 
     def write(self, run: RunFolder) -> None:
         """Store the record in the run folder."""
@@ -88,14 +94,14 @@ def read_record(run: RunFolder) -> TuneRecord | None:
             candidates=tuple(map(str, record["candidates"])),
             budget=float(record["budget"]),
             spent=float(record["spent"]),
-            candidate_scores=tuple(map(_read_step, record["race"])),
-            probe=None if record["probe"] is None else _read_step(record["probe"]),
-            sizes={str(size): None if seconds is None else float(seconds) for size, seconds in sizes},
-            tuning=dict(record["tuning"]),
-            trials=tuple(map(_read_step, record["trials"])),
-            plan=str(record["plan"]),
-            tune=bool(record["tune"]),
-            unlabelled=None if record.get("unlabelled") is None else _read_step(record["unlabelled"]),
+            candidate_scores=tuple(map(_read_model, record["race"])),
+            probe=None if record["probe"] is None else _read_model(record["probe"]),
+            seconds_by_size={str(size): None if seconds is None else float(seconds) for size, seconds in sizes},
+            preset_costs=dict(record["tuning"]),
+            trials=tuple(map(_read_model, record["trials"])),
+            plan_text=str(record["plan"]),
+            is_tuned=bool(record["tune"]),
+            unlabelled=None if record.get("unlabelled") is None else _read_model(record["unlabelled"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise UserError(
@@ -103,7 +109,7 @@ def read_record(run: RunFolder) -> TuneRecord | None:
         ) from problem
 
 
-def _read_step(value: Mapping[str, Any]) -> EvaluatedModel:
+def _read_model(value: Mapping[str, Any]) -> EvaluatedModel:
     return EvaluatedModel(str(value["name"]), float(value["score"]), float(value["seconds"]), dict(value["details"]))
 
 

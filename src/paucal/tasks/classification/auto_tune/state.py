@@ -9,8 +9,8 @@ from torch import Tensor
 
 from paucal.models.precision import FLOAT32, PrecisionChoice
 from paucal.runner.console import Console
+from paucal.runner.initial_weights import START_FILE
 from paucal.runner.resuming import store_changes
-from paucal.runner.starts import START_FILE
 from paucal.runs import RunFolder
 from paucal.settings.options import automatic_origin, is_automatic
 from paucal.tasks.classification.assembly import TrainingSetup, assemble

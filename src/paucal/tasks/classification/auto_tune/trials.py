@@ -27,7 +27,7 @@ from paucal.tasks.classification.trainer_inputs import (
     train_loader,
     validation_scores,
 )
-from paucal.training import CosineWarmup, Outcome, Plan, Records, TimePlan, Validation, checkpoint_step, fit
+from paucal.training import CosineWarmup, Outcome, Plan, RunHooks, TimePlan, Validation, checkpoint_step, fit
 from paucal.training.fit import advise_on_memory_errors
 from paucal.types import UserError
 
@@ -119,10 +119,10 @@ def run_trial(
         return validation_scores(newest_predictions[0])
 
     first_pass = checkpoint_step(folder.last) * plan.accumulate if folder.last.exists() else 0
-    records = Records(folder, lambda module: None, Validation(validate))
+    hooks = RunHooks(folder, lambda module: None, Validation(validate))
     try:
         with advise_on_memory_errors(plan):
-            outcome = _fit_trial(setup, plan, first_pass, records, console)
+            outcome = _fit_trial(setup, plan, first_pass, hooks, console)
     except UserError as problem:  # the training diverged, or the memory was too small
         console.say(f"note: {preset.name}: {problem}")
         details = {"loss": FAILED_LOSS, "steps": steps, **preset.settings}
@@ -137,7 +137,7 @@ def run_trial(
     return EvaluatedModel(preset.name, row[setup.data.primary_metric.column], time.monotonic() - start_time, details)
 
 
-def _fit_trial(setup: TrainingSetup, plan: Plan, first_pass: int, records: Records, console: Console) -> Outcome:
+def _fit_trial(setup: TrainingSetup, plan: Plan, first_pass: int, hooks: RunHooks, console: Console) -> Outcome:
     settings, request, steps = setup.settings, setup.objective.data_request, plan.total_steps
     peak, warmup = settings.lr, round(WARMUP_FRACTION * steps)
     schedule = CosineWarmup(peak=peak, horizon=steps, warmup=warmup, start=0.1 * peak, floor=0.0)
@@ -146,7 +146,7 @@ def _fit_trial(setup: TrainingSetup, plan: Plan, first_pass: int, records: Recor
         lambda: train_loader(setup.data, setup.card.preprocessing, settings, plan, request, first_pass),
         replace(make_optimization(settings, plan), schedule=schedule, average_decay=None),
         plan,
-        records,
+        hooks,
         console.callbacks(),
     )
 

@@ -25,7 +25,7 @@ from paucal.tasks.classification.auto_tune.trials import (
 from paucal.tasks.classification.auto_tune.unlabelled import has_few_labels
 from paucal.tasks.classification.trainer_inputs import train_loader
 from paucal.training import TimePlan
-from paucal.training.trial_step import trial_steps
+from paucal.training.timed_steps import timed_steps
 from paucal.types import UserError
 from paucal.wording import counted, format_duration
 
@@ -51,7 +51,7 @@ def measure_seconds_per_image(setup: TrainingSetup, choose_threads: bool = False
     loader_settings = replace(settings, batch_size=size, accumulate=1, workers=0)
     plan, request = replace(setup.plan, total_steps=TIMED_STEPS + 1, accumulate=1), objective.data_request
     batches: Any = train_loader(setup.data, setup.card.preprocessing, loader_settings, plan, request, first_pass=0)
-    with trial_steps(objective.train(), device):
+    with timed_steps(objective.train(), device):
         return seconds_per_step(objective, batches, device, settings.precision, tunes_threads=choose_threads) / size
 
 
@@ -84,8 +84,8 @@ def choose_preset(state: TuneState) -> tuple[TuningPreset, CostEstimate] | None:
     Every step is stored, so that a stopped trial resumes with the same image size and the same number of steps. If a
     signal stops a trial, a KeyboardInterrupt is raised.
     """
-    presets, resumed = _list_presets(state.setup), bool(state.record.tuning)
-    without_trial = presets[0].name + UNTRIED_SUFFIX in state.record.tuning
+    presets, resumed = _list_presets(state.setup), bool(state.record.preset_costs)
+    without_trial = presets[0].name + UNTRIED_SUFFIX in state.record.preset_costs
     if len(presets) > 1 and (without_trial or (not resumed and _too_short_for_trials(state, presets))):
         cost = _estimate_cost(state, replace(presets[0], name=presets[0].name + UNTRIED_SUFFIX), 0)
         reason = "no time to try several presets"
@@ -206,20 +206,20 @@ def _estimate_cost(state: TuneState, preset: TuningPreset, n_trials: int) -> Cos
 
     `n_trials` is 0 if the preset is used without a trial.
     """
-    costs = state.record.tuning
+    costs = state.record.preset_costs
     state.plan_for_preset(preset.settings)
     if preset.name not in costs:
         size_and_seconds = _choose_image_size(state, preset, 1 - (TRIALS_FRACTION if n_trials else 0.0))
         if size_and_seconds is None:
-            state.save(tuning={**costs, preset.name: None})
+            state.save(preset_costs={**costs, preset.name: None})
             return None
         side, epoch_seconds = size_and_seconds
         steps = per_epoch = max(1, state.setup.plan.steps_per_epoch)
         if is_length_timed(state.setup):
             seconds = TRIALS_FRACTION / max(n_trials, 1) * state.seconds_left(_pixel_ratio(state, side))
             steps = int(seconds * per_epoch / max(epoch_seconds, 1e-9))
-        state.save(tuning={**costs, preset.name: {"side": side, "epoch": epoch_seconds, "steps": steps}})
-    cost = state.record.tuning[preset.name]
+        state.save(preset_costs={**costs, preset.name: {"side": side, "epoch": epoch_seconds, "steps": steps}})
+    cost = state.record.preset_costs[preset.name]
     if cost is None:
         return None
     side = list(cost["side"])
@@ -278,7 +278,7 @@ def _cached_seconds_per_image(state: TuneState, preset: TuningPreset, side: list
     """Return the seconds per training image at an image size, measured once; None if a step exceeds the memory."""
     frozen = preset.settings.get("freeze")
     name = "x".join(map(str, side)) + ("" if frozen is None else f", frozen: {frozen}")
-    if name not in state.record.sizes:
+    if name not in state.record.seconds_by_size:
         freeze_setting = {} if frozen is None else {"freeze": frozen}
         trial_setup, seconds = state.reassemble(img_size=side, **freeze_setting), None
         try:
@@ -287,8 +287,8 @@ def _cached_seconds_per_image(state: TuneState, preset: TuningPreset, side: list
             if not is_out_of_memory(problem):
                 raise
             state.console.say(f"note: the memory is too small for tuning on images of {name}")
-        state.save(sizes={**state.record.sizes, name: seconds})
-    return state.record.sizes[name]
+        state.save(seconds_by_size={**state.record.seconds_by_size, name: seconds})
+    return state.record.seconds_by_size[name]
 
 
 def _supports_any_size(setup: TrainingSetup) -> bool:

@@ -41,7 +41,7 @@ def restored_state(objective: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def trial_steps(objective: nn.Module, device: torch.device) -> Iterator[None]:
+def timed_steps(objective: nn.Module, device: torch.device) -> Iterator[None]:
     """Move an objective to a device for timed steps; restore the objective and the random numbers after the block."""
     with restored_state(objective), torch.random.fork_rng(devices=[]):
         objective.to(device)

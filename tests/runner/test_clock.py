@@ -3,7 +3,7 @@
 import time
 
 from paucal.cli import main as program
-from paucal.runner.run_time import command_start, count_time_from, start_time
+from paucal.runner.clock import command_start, count_time_from, start_time
 
 
 def test_start__is_now_outside_of_a_run_and_what_was_given_inside():

@@ -25,8 +25,7 @@ from paucal.models.trained import load_trained
 from paucal.objectives import Supervised
 from paucal.rules.resolve import DataAndMachine, InitialWeightsInfo
 from paucal.runner.console import SilentConsole
-from paucal.runner.life import Stopped, begin, resume
-from paucal.runner.starts import (
+from paucal.runner.initial_weights import (
     WeightsChoice,
     choose_initial_weights,
     chooses_initial_weights,
@@ -34,6 +33,7 @@ from paucal.runner.starts import (
     load_initial_weights,
     with_absolute_init_path,
 )
+from paucal.runner.life import Stopped, begin, resume
 from paucal.tasks.classification.conclusion import Result
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
@@ -296,12 +296,12 @@ def test_start__may_be_chosen_unless_the_user_names_one(init, given, may):
 
 def test_chosen_start__comes_with_its_model_and_the_reason(monkeypatch):
     monkeypatch.setattr(
-        "paucal.runner.starts.choose_weights", lambda *_: WeightsChoice(("resnet18", "resnet34"), "at hand")
+        "paucal.runner.initial_weights.choose_weights", lambda *_: WeightsChoice(("resnet18", "resnet34"), "at hand")
     )
     settings, origin, _ = choose_initial_weights(TrainSettings(), {"lr": "flag"}, 224)
     assert (settings.init, settings.model) == ("auto", "resnet18")
     assert origin == {"lr": "flag", "init": "auto: at hand", "model": "auto: at hand"}
-    monkeypatch.setattr("paucal.runner.starts.choose_weights", lambda *_: WeightsChoice((), "none at hand"))
+    monkeypatch.setattr("paucal.runner.initial_weights.choose_weights", lambda *_: WeightsChoice((), "none at hand"))
     settings, origin, _ = choose_initial_weights(TrainSettings(), {}, 224)
     assert (settings.init, settings.model, origin) == (None, None, {"init": "auto: none at hand"})
 
