@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paucal.runner import run_time as forecast
+from paucal.runner import clock as forecast
 from paucal.runner.clock import WorkForecast, end_time_text
 from paucal.runner.console import RecordingConsole
 from paucal.runner.progress import TrainingForecast

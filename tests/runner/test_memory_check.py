@@ -11,7 +11,7 @@ from paucal.backbones.cost import image_cost
 from paucal.cli.main import main
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training_settings import TrainSettings
-from paucal.runner import inference, trainer_inputs
+from paucal.runner import inference, trainer_plan
 from paucal.runner.inference import check_batch_memory
 from paucal.runner.trainer_plan import check_memory, check_step_size, explain_memory_errors
 from paucal.types import UserError
@@ -22,7 +22,7 @@ RESOLVED = {"device": "cpu", "devices": 1, "precision": "32-true"}
 
 @pytest.fixture(autouse=True)
 def eight_gib(monkeypatch):
-    for module in (trainer_inputs, inference):
+    for module in (trainer_plan, inference):
         monkeypatch.setattr(module, "read_available_memory", lambda: 8 * GIB)
     monkeypatch.setattr(backbone_spec, "read_available_memory", lambda: 8 * GIB)
 
@@ -60,7 +60,7 @@ def test_check_room__refuses_steps_that_cannot_fit_and_says_what_would():
 
 
 def test_check_room__knows_that_sgd_keeps_one_moment_less(monkeypatch):
-    monkeypatch.setattr(trainer_inputs, "read_available_memory", lambda: 12 * GIB)
+    monkeypatch.setattr(trainer_plan, "read_available_memory", lambda: 12 * GIB)
 
     def least(optimizer):
         settings = PretrainSettings(batch_size=5, **RESOLVED, optimizer=optimizer)

@@ -8,12 +8,12 @@ from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training_settings import TrainSettings
 from paucal.rules.resolve import DataAndMachine
-from paucal.runner import trainer_inputs
+from paucal.runner import trainer_plan
 from paucal.runner.console import SilentConsole
 from paucal.runner.trainer_plan import hardware
 from paucal.settings.options import list_origins
 from paucal.tasks.classification import assembly as training
-from paucal.tasks.classification.trainer_inputs import reduce_batch_to_memory
+from paucal.tasks.classification.trainer_plan import reduce_batch_to_memory
 from paucal.tasks.pretraining import assembly as pretraining
 from paucal.types import UserError
 
@@ -49,7 +49,7 @@ def test_batch_size_auto__is_refused_where_devices_keep_pieces():
 
 @pytest.mark.parametrize(("module", "settings_type"), [(training, TrainSettings), (pretraining, PretrainSettings)])
 def test_device__that_is_missing_is_refused_before_images_are_decoded(module, settings_type, monkeypatch):
-    monkeypatch.setattr(trainer_inputs, "best_device", lambda: ("cpu", False))
+    monkeypatch.setattr(trainer_plan, "best_device", lambda: ("cpu", False))
     monkeypatch.setattr(module, "decode_images", None)
     with pytest.raises(UserError, match="--device is 'cuda', but torch finds no such device"):
         module.assemble(settings_type("digits", device="cuda", init=None), {"init": "flag"}, SilentConsole().progress)
