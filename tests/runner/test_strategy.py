@@ -13,7 +13,7 @@ from paucal.runner.console import SilentConsole
 from paucal.runner.trainer_plan import hardware
 from paucal.settings.options import list_origins
 from paucal.tasks.classification import assembly as training
-from paucal.tasks.classification.trainer_plan import reduce_batch_to_memory
+from paucal.tasks.classification.trainer_inputs import reduce_batch_to_memory
 from paucal.tasks.pretraining import assembly as pretraining
 from paucal.types import UserError
 
