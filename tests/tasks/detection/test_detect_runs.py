@@ -13,7 +13,7 @@ from export.alone import run_alone
 from paucal.cli.main import main
 from paucal.export.comparison import compare_objects
 from paucal.models.tasks import DETECTION, task_of
-from paucal.runner import starts
+from paucal.runner import initial_weights
 from paucal.runner.console import SilentConsole
 from paucal.runner.initial_weights import without_none_init
 from paucal.runner.life import Stopped, begin, resume
@@ -318,7 +318,7 @@ def test_start__is_chosen_for_the_device_of_the_run(
         raise UserError("chosen")
 
     monkeypatch.setattr("paucal.rules.resolve.best_device", lambda: ("cuda", True))
-    monkeypatch.setattr(starts, "choose_weights", choose)
+    monkeypatch.setattr(initial_weights, "choose_weights", choose)
     with pytest.raises(UserError, match="chosen"):
         assemble(DetectSettings(data=str(images), device=device), {}, SilentConsole().progress)
     assert devices == [expected]

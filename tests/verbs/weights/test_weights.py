@@ -19,7 +19,7 @@ from paucal.models.weights.adding import CARD_ENTRY, LICENCE_ENTRY, WEIGHTS_ENTR
 from paucal.models.weights.local import input_of_weights
 from paucal.models.weights.store import find_added, weights_folder
 from paucal.models.weights.table import PretrainedWeights
-from paucal.runner import starts
+from paucal.runner import initial_weights
 from paucal.verbs.weights.listing import list_weights
 from tasks.classification.auto_tune.carried import install
 from tasks.classification.auto_tune.test_auto_tune import photos
@@ -86,10 +86,10 @@ def test_archive__is_carried_and_raced(file, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
     install(tmp_path / "other", monkeypatch, ("resnet10t",))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
-    assert starts.choose_weights(None, "cpu", 64).candidates == ("resnet10t.c3_in1k",)
+    assert initial_weights.choose_weights(None, "cpu", 64).candidates == ("resnet10t.c3_in1k",)
     paucal.add_weights(archive)
     assert read_timm(NAME).tree["conv1.0.weight"].dtype == torch.float16
-    assert starts.choose_weights(None, "cpu", 64).candidates == ("resnet10t.c3_in1k", NAME)
+    assert initial_weights.choose_weights(None, "cpu", 64).candidates == ("resnet10t.c3_in1k", NAME)
     data = photos(tmp_path / "photos", each=15)
     run = paucal.train(data, epochs=0, img_size=32, workers=0, output=tmp_path / "run").folder
     race = json.loads((run / "rungs.json").read_text())["race"]
@@ -101,8 +101,8 @@ def test_archive__is_carried_and_raced(file, tmp_path, monkeypatch):
 def test_added_weights__are_used_by_name_alone_where_the_licence_has_terms(file):
     path, _ = file
     paucal.add_weights(path, model="test_resnet", licence="CC-BY-NC-4.0")
-    assert starts.choose_weights(None, "cpu", 64).candidates == ()
-    choice = starts.choose_weights("test_resnet", "cpu", 64)
+    assert initial_weights.choose_weights(None, "cpu", 64).candidates == ()
+    choice = initial_weights.choose_weights("test_resnet", "cpu", 64)
     assert choice.candidates == ("test_resnet",)
     assert "CC-BY-NC-4.0, has special terms" in choice.remark
     assert [one.use for one in list_weights()] == ["train --model"]
@@ -112,7 +112,7 @@ def test_weights_of_the_table_with_terms__are_never_chosen(monkeypatch):
     rows = (PretrainedWeights("a", "cc-by-nc-4.0", 1, "x"), PretrainedWeights("b", "MIT", 1, "x"))
     monkeypatch.setattr(table, "CANDIDATES", rows)
     monkeypatch.setattr("paucal.models.weights.local.location_of", lambda one: "cache")
-    assert starts.choose_weights(None, "cpu", 64).candidates == ("b",)
+    assert initial_weights.choose_weights(None, "cpu", 64).candidates == ("b",)
 
 
 def test_add__refuses_what_is_not_the_model(file, tmp_path, capsys):

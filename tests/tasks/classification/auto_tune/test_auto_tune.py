@@ -17,7 +17,7 @@ from paucal.evaluation.predictions import predict_all
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.precision import FLOAT32
 from paucal.models.trained import load_trained
-from paucal.runner import starts as starting
+from paucal.runner import initial_weights
 from paucal.runner.console import SilentConsole
 from paucal.runner.images import open_again
 from paucal.runner.life import Stopped, begin, resume
@@ -396,7 +396,7 @@ def test_time__and_epochs_are_one_too_many(data):
 
 @pytest.mark.parametrize("said", [{"init": "none"}, {"recipe": "small-images"}, {"attention_init": "mimetic"}])
 def test_start__is_not_looked_for_where_somebody_has_said_how_a_run_begins(data, monkeypatch, said):
-    monkeypatch.setattr(starting, "choose_weights", None)
+    monkeypatch.setattr(initial_weights, "choose_weights", None)
 
     def begun(**settings):
         given = {**SHORT, "data": str(data), "epochs": 1, "model": "vit_mini", **settings}
