@@ -27,7 +27,7 @@ PUBLISHED_RATE, PUBLISHED_BATCH = 1e-4, 32  # DIET-CP's highest learning rate (a
 GPU_VIEWS, CPU_VIEWS = 100_000, 15_000  # images seen in a run (epochs times training images), on a GPU and on a CPU
 MIN_EPOCHS, MAX_EPOCHS = 3, 30  # limits of the number of epochs
 FROZEN_STAGES_FRACTION = 0.5  # fraction of the stages, beginning with the first, that is frozen
-AUTHORS_REASON = "the authors' value"
+AUTHORS_REASON = "LeJEPA's value"
 # Batch size and learning rate of the authors' minimal example, a ViT-S with 8-pixel patches.
 EXAMPLE_BATCH, EXAMPLE_RATE = 256, 2e-3
 README_RATE = 5e-4  # learning rate in the authors' README, for backbones with at least NARROW_CHANNELS channels
@@ -67,14 +67,14 @@ def freeze(facts: DataAndMachine, shape: Shape) -> Choice:
 
 
 def lr(facts: DataAndMachine, shape: Shape, effective_batch: int) -> Choice:
-    """Choose the rate of the authors' minimal example for a small backbone, else that of their README.
+    """Choose the rate of the authors' minimal example for a small backbone, else the rate in their README.
 
     The rate is scaled by the square root of the batch size; runs from trained weights use `continued_rate`.
     """
     if has_trained_weights(facts):
         return continued_rate(effective_batch)
     is_narrow = shape().dim < NARROW_CHANNELS
-    peak, source = (EXAMPLE_RATE, "their minimal example") if is_narrow else (README_RATE, "their README")
+    peak, source = (EXAMPLE_RATE, "LeJEPA's minimal example") if is_narrow else (README_RATE, "LeJEPA's README")
     rate = round(peak * math.sqrt(effective_batch / EXAMPLE_BATCH), 8)
     return rate, f"{peak:g} at batch {EXAMPLE_BATCH} ({source}), times sqrt({effective_batch}/{EXAMPLE_BATCH})"
 
@@ -95,14 +95,14 @@ def local_size(
         return side, reason
     if supports_sides(model, model_args, (PAPER_SIDE, LOCAL_SIDE)):
         return [LOCAL_SIDE] * len(local_crops or [0]), AUTHORS_REASON
-    return side, f"{model} does not take the authors' {LOCAL_SIDE} pixels beside {PAPER_SIDE}"
+    return side, f"{model} does not take LeJEPA's {LOCAL_SIDE} pixels beside {PAPER_SIDE}"
 
 
 def local_crops(local_size: Sequence[int] | None, device: str | None) -> Choice:
     """Choose six local crops, as in the authors' README; four on a CPU."""
     if local_size:
-        return [6 // len(local_size)] * len(local_size), "six in all, as in the authors' README"
-    return ([4], "four on a CPU; the README has six") if device == "cpu" else ([6], AUTHORS_REASON)
+        return [6 // len(local_size)] * len(local_size), "six in all, as in LeJEPA's README"
+    return ([4], "four on a CPU; LeJEPA's README has six") if device == "cpu" else ([6], AUTHORS_REASON)
 
 
 def drop_path(model: str | None) -> Choice:
