@@ -157,14 +157,14 @@ def parse_yaml(text: str, as_text: bool = False) -> Any:
         return yaml.load(text, Loader=_TextLoader if as_text else _Loader)
     except yaml.MarkedYAMLError as problem:
         if isinstance(problem, _RefusedYAML):
-            text = str(problem.problem)
+            reason = str(problem.problem)
         elif isinstance(problem, yaml.constructor.ConstructorError):
-            text = "it has a value that is not a plain text, number, list or mapping"
+            reason = "it has a value that is not a plain text, number, list or mapping"
         else:
-            text = "it is not valid YAML"
+            reason = "it is not valid YAML"
         mark = problem.problem_mark
         position = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ValueError(f"{text}{position}") from None
+        raise ValueError(f"{reason}{position}") from None
     except Exception as problem:  # YAML's constructors raise many types for odd values, such as "!!int ''"
         raise ValueError("a value is not valid YAML") from problem
 
@@ -196,8 +196,8 @@ def _check_structure(text: str) -> None:
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.AliasEvent):
-            text = f"it repeats a value by an alias (*{event.anchor}), which is not supported: write the value out,"
-            raise _RefusedYAML(problem=text, problem_mark=event.start_mark)
+            reason = f"it repeats a value by an alias (*{event.anchor}), which is not supported: write the value out,"
+            raise _RefusedYAML(problem=reason, problem_mark=event.start_mark)
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MAX_YAML_DEPTH:
@@ -207,6 +207,8 @@ def _check_structure(text: str) -> None:
 
 
 class _TextLoader(_Loader):
+    """Loader that keeps all values except empty ones as text, and refuses repeated keys."""
+
     yaml_implicit_resolvers = {  # noqa: RUF012 (as PyYAML declares it)
         first: [(tag, pattern) for tag, pattern in pairs if tag.endswith(":null")]
         for first, pairs in _Loader.yaml_implicit_resolvers.items()

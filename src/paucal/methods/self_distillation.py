@@ -41,9 +41,9 @@ def lr(recipe: str | None, model: str | None, shape: Shape, effective_batch: int
     if effective_batch >= PAPER_BATCH:
         return round(5e-4 * effective_batch / 256, 8), f"EsViT's 5e-4 for 256 images, here {effective_batch}"
     is_narrow = shape().dim < NARROW_CHANNELS
-    anchor, source = (64, "tried for small backbones") if is_narrow else (PAPER_BATCH, "EsViT's")
-    rate = round(1e-3 * math.sqrt(effective_batch / anchor), 8)
-    return rate, f"1e-3 at batch {anchor} ({source}), times sqrt({effective_batch}/{anchor})"
+    base_batch, source = (64, "tried for small backbones") if is_narrow else (PAPER_BATCH, "EsViT's")
+    rate = round(1e-3 * math.sqrt(effective_batch / base_batch), 8)
+    return rate, f"1e-3 at batch {base_batch} ({source}), times sqrt({effective_batch}/{base_batch})"
 
 
 def tasks(region_after: int | None, epochs: int | None) -> Choice:
@@ -57,7 +57,7 @@ def out_dim(facts: DataAndMachine) -> Choice:
     """Choose a quarter of the number of images, rounded to a power of two: at least 256, at most the paper's number."""
     n_prototypes = 2 ** round(math.log2(max(facts.n_train / 4, 1)))
     n_prototypes = max(256, min(PAPER_PROTOTYPES, n_prototypes))
-    return n_prototypes, f"{facts.n_train} images: about one for 4 of them, at most EsViT's {PAPER_PROTOTYPES}"
+    return n_prototypes, f"{facts.n_train} images: one prototype for about 4 images, at most EsViT's {PAPER_PROTOTYPES}"
 
 
 def hidden_dim(shape: Shape) -> Choice:

@@ -39,8 +39,8 @@ Sides = Sequence[int] | None
 
 def model(facts: DataAndMachine, img_size: Sides) -> Choice:
     """Choose the model of the initial weights; from scratch, a small backbone for small images, else EsViT's Swin-T."""
-    if start_model := model_of_initial_weights(facts):
-        return start_model
+    if model_of_weights := model_of_initial_weights(facts):
+        return model_of_weights
     side = expected_side(facts, img_size)
     if side <= SMALL_SIDE:
         return "vit_mini", f"images of {side} pixels: a small transformer with a convolutional stem"

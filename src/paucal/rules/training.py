@@ -33,7 +33,8 @@ MIN_STEPS = 2500  # minimum number of optimizer steps in a run from scratch
 MIN_STEPS_PER_EPOCH = 10
 HINTED_STEPS_PER_EPOCH = 30  # minimum number of steps per epoch for data sets with a recommended number of epochs
 QUICK_STEPS_PER_EPOCH = 50  # approximate number of steps per epoch in short runs
-# The same number for fine-tuning without a CUDA GPU, where few epochs fit in the time budget (docs/lab/).
+# Approximate number of steps per epoch in fine-tuning without a CUDA GPU, where few epochs fit in the time budget
+# (docs/lab/).
 TUNING_STEPS_PER_EPOCH = 100
 # The learning rate for fine-tuning if no trial chooses one. Networks with batch norms tolerated 3e-4 and more, networks
 # with layer norms only 1e-4 (auto_tune/trials.py).
@@ -92,8 +93,8 @@ Sides = Sequence[int] | None
 
 def model(facts: DataAndMachine, img_size: Sides, recipe: str | None, epochs: int | None) -> Choice:
     """Choose the model of the initial weights; from scratch, the best in our measurements (docs/which_model.md)."""
-    if start_model := model_of_initial_weights(facts):
-        return start_model
+    if model_of_weights := model_of_initial_weights(facts):
+        return model_of_weights
     if facts.initial_weights is not None:
         return "swin_tiny_patch4_window7_224", "the DrLoc paper's backbone for fine-tuning"
     size = expected_side(facts, img_size)
@@ -182,8 +183,8 @@ def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choic
     The budget is None if the length follows from --epochs, a recipe, the data set, or initial weights that the user
     gave.
     """
-    is_start_given = facts.initial_weights is not None and not facts.initial_weights.chosen
-    if epochs is not None or recipe is not None or facts.hinted_epochs or is_start_given:
+    has_given_weights = facts.initial_weights is not None and not facts.initial_weights.chosen
+    if epochs is not None or recipe is not None or facts.hinted_epochs or has_given_weights:
         return None, ""
     if facts.device == "cuda":
         return "30m", "half an hour on a GPU; for longer runs give --time 2h, or --epochs"
@@ -237,7 +238,7 @@ def batch_size(
 def lr(recipe: str | None, model: str | None, init: str | None, time: str | None, effective_batch: int) -> Choice:
     """Choose the recipe's peak learning rate, else a rate for AdamW scaled by the square root of the batch size.
 
-    The published 1e-3 is for a batch size of 1024; small networks have it at a smaller batch size.
+    The published 1e-3 is for a batch size of 1024; small networks have this rate at a smaller batch size.
     """
     recipe_choice = recipe_learning_rate(RECIPES, recipe, model, effective_batch)
     if recipe_choice is not None:

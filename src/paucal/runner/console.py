@@ -62,7 +62,7 @@ class NotebookProgress(Progress):
         for task in self.tasks:
             done, total = int(task.completed), task.total
             text = f"{task.description} {done}/{'?' if total is None else int(total)}"
-            if status := task.fields.get("news"):
+            if status := task.fields.get("status"):
                 text = f"{text}  {status}"
             lines.append(text)
             attributes = f' value="{done}" max="{int(total)}"' if total else ""
@@ -146,7 +146,7 @@ class Console:
         """Show a progress bar and, for long work, print a forecast; yield a function to call with (done, total)."""
         forecast = WorkForecast(title, self.say)
         with self.bar(transient=True) as bar:
-            task = bar.add_task(title, total=None, news="")
+            task = bar.add_task(title, total=None, status="")
 
             def advance(done: int, total: int) -> None:
                 bar.update(task, completed=done, total=total)
@@ -192,7 +192,7 @@ class Console:
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[news]}"),
+            TextColumn("{task.fields[status]}"),
             console=self.terminal,
             transient=transient,
             disable=not self.terminal.is_terminal,
@@ -234,7 +234,7 @@ class LoggedConsole(SilentConsole):
     def progress(self, title: str) -> Iterator[Callable[[int, int], None]]:
         """Show a progress bar in a notebook, without a forecast."""
         with self.bar(transient=True) as bar:
-            task = bar.add_task(title, total=None, news="")
+            task = bar.add_task(title, total=None, status="")
             yield lambda done, total: bar.update(task, completed=done, total=total)
 
 

@@ -93,7 +93,7 @@ def replace_frame_by_path(data: Any, settings: Mapping[str, Any]) -> tuple[Any, 
 def store_frame(frame: Any, image: str | None = None, root: str | os.PathLike[str] | None = None) -> dict[str, str]:
     """Store a table in the cache; return the settings `data`, `image_column` and, for paths, `data_root`.
 
-    `image` names the column of paths, images or encoded bytes; None is the first column with a usual name. Paths are
+    `image` names the column of paths, images or encoded bytes; None means the first column with a usual name. Paths are
     relative to `root`, or to the working directory if `root` is None.
     """
     return store_columns(columns_of(frame), image, root)
@@ -271,10 +271,11 @@ def takes_annotations(function: F) -> F:
     `mask` (path of a mask) name columns; box coordinates are found by their usual column names. A table without boxes
     or masks is stored as by `takes_frames`.
     """
-    return with_stored_data(function, _store_frame)
+    return with_stored_data(function, _replace_annotations_by_path)
 
 
-def _store_frame(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _replace_annotations_by_path(data: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Store a DataFrame of boxes or masks; return its path (or other DATA unchanged), and the other settings."""
     if not is_frame(data):
         return data, dict(settings)
     columns = columns_of(data)

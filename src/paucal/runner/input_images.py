@@ -137,19 +137,19 @@ def _open_path(path: str, console: Console) -> Iterator[ImageSet]:
     if Path(path).exists() or not glob.has_magic(path):
         yield open_images(path, labelled=False)
         return
-    names = sorted(glob.glob(path, recursive=True))
-    if not names:
+    matches = sorted(glob.glob(path, recursive=True))
+    if not matches:
         raise UserError(f"the pattern {path!r} matches no file: check the spelling.")
-    images = [name for name in names if _has_images(Path(name))]
-    if not images:
-        files = "1 file, which is not an image" if len(names) == 1 else f"{len(names)} files, but no image"
+    image_paths = [match for match in matches if _has_images(Path(match))]
+    if not image_paths:
+        files = "1 file, which is not an image" if len(matches) == 1 else f"{len(matches)} files, but no image"
         raise UserError(f"the pattern {path!r} matches {files}.")
-    if len(images) < len(names):
-        n_others = len(names) - len(images)
+    if len(image_paths) < len(matches):
+        n_others = len(matches) - len(image_paths)
         predicate = "is not an image" if n_others == 1 else "are not images"
         console.say(f"{counted(n_others, 'match', 'matches')} of {path!r} {predicate}")
-    for name in images:
-        yield open_images(name, labelled=False)
+    for image_path in image_paths:
+        yield open_images(image_path, labelled=False)
 
 
 def _has_images(path: Path) -> bool:

@@ -23,7 +23,7 @@ class TrainingBar(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Show the bar at the current step."""
         if trainer.is_global_zero and not self._bar.disable:
-            task = self._bar.add_task("training", total=pl_module.plan.corrected_total_steps, news="")
+            task = self._bar.add_task("training", total=pl_module.plan.corrected_total_steps, status="")
             self._bar.update(task, completed=trainer.global_step)
             self._bar.start()
 
@@ -35,7 +35,8 @@ class TrainingBar(Callback):
         loss = pl_module.meters.newest_mean("train_loss")
         status = f"epoch {epoch}" + ("" if loss != loss else f", loss {loss:.3f}")
         (task,) = self._bar.task_ids
-        self._bar.update(task, completed=trainer.global_step, total=pl_module.plan.corrected_total_steps, news=status)
+        total_steps = pl_module.plan.corrected_total_steps
+        self._bar.update(task, completed=trainer.global_step, total=total_steps, status=status)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Close the bar."""

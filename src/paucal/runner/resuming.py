@@ -78,8 +78,9 @@ def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple
         raise UserError(f"the run {str(run.path)!r} is finished: start a new run with 'paucal {job.verb}'.")
     settings, origins = stored_settings(run, job.settings_type, job.verb)
     if set(changes) & set(input_names(job)):
-        pinned = job.with_absolute_paths(replace(settings, init=None, **changes))
-        settings = replace(pinned, init=settings.init)
+        # `init` is left out, since its path may no longer exist.
+        moved = job.with_absolute_paths(replace(settings, init=None, **changes))
+        settings = replace(moved, init=settings.init)
     direct_names = set(CHANGEABLE) - {"devices", "nodes"}
     settings = replace(settings, **{name: value for name, value in changes.items() if name in direct_names})
     check_ranges(settings)
