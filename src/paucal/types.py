@@ -103,11 +103,12 @@ class Features:
 
     grids: list[Tensor]  # (B, D, H, W) feature maps, shallow to deep, without class tokens and other prefix tokens
     pooled: Tensor  # (B, D) class token if the architecture has a class token, else the mean over the last feature map
-    logits: Tensor | None  # (B, K) logits; None if the backbone has no classifier
-    # (B, H * W, K) logits of the patch tokens, if they are requested and the backbone classifies patch tokens, and
-    # (B, K) logits of the distillation token, if the backbone returns these separately during training. With either of
-    # them, `logits` are computed from the class token alone.
+    # (B, K) logits, computed from the class token alone if one of the next two fields is not None; None if the backbone
+    # has no classifier
+    logits: Tensor | None
+    # (B, H * W, K) logits of the patch tokens; None if they are not requested or the backbone does not classify patches
     token_logits: Tensor | None = None
+    # (B, K) logits of the distillation token; None if the backbone does not return them separately
     distilled_logits: Tensor | None = None
 
 

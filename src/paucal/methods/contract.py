@@ -81,11 +81,12 @@ class RunScale:
     """The numbers that describe the size of a pre-training run; limits of healthy metrics are computed from these."""
 
     feature_dim: int  # number of channels of the features
-    batch: int | None  # number of images per process, over which entropies and ranks are computed
+    # Number of images per process, over which entropies and ranks are computed; None (unknown) counts as infinite
+    batch: int | None
     grace_steps: int  # number of first optimizer steps in which only NaN and infinite values count as unhealthy
 
     def limits(self, patience: int | None) -> dict[str, Any]:
-        """Return the keyword arguments of the functions in `evaluation.collapse`; None means the default."""
+        """Return keyword arguments for the functions in `evaluation.collapse`; None means the default patience."""
         patience = PATIENCE if patience is None else patience
         return {"batch": self.batch, "grace_steps": self.grace_steps, "patience": patience}
 
@@ -97,8 +98,9 @@ class PretrainingMethod(MethodOrLoss):
     title: Callable[[Any], str]  # returns a short description of a run with these settings
     # Builds the objective from the settings, the backbone's specification and the groups of crops
     build: Callable[[Any, BackboneSpec, Sequence[Crops]], Objective]
-    # Returns the failure that the metrics show, or None for a healthy run, from the settings, the metrics of all epochs
-    # so far, the sizes of the run, and the number of consecutive epochs that must show a symptom (None for the default)
+    # Takes the settings, the metrics of all epochs so far, the scale of the run, and the number of consecutive epochs
+    # that must show a symptom (None for the default); returns the failure that the metrics show, or None if the run is
+    # healthy
     find_collapse: Callable[[Any, Sequence[Row], RunScale, int | None], Verdict | None]
     # Returns the weight decay of the optimizer, which an objective may scale in each step
     weight_decay: Callable[[Any], float] = lambda settings: settings.weight_decay

@@ -108,9 +108,9 @@ RECIPES: dict[str, Recipe] = {
         scores_by_flags={
             HUNDRED_EPOCHS_FLAG: "linear 75.3, k-NN 70.0",
             "--region-after 200": "the region task from epoch 200: linear 77.6, k-NN 75.4",
-            "--epochs 150 --warmup-epochs 5": "of WebVision (paucal pretrain webvision): linear 75.4, k-NN 69.4",
-            "--epochs 50 --warmup-epochs 2": "of Open Images (paucal pretrain openimages): linear 69.6, k-NN 60.3",
-            "--epochs 30 --warmup-epochs 1": "of ImageNet-22K: linear 73.5, k-NN 66.1",
+            "--epochs 150 --warmup-epochs 5": "on WebVision (paucal pretrain webvision): linear 75.4, k-NN 69.4",
+            "--epochs 50 --warmup-epochs 2": "on Open Images (paucal pretrain openimages): linear 69.6, k-NN 60.3",
+            "--epochs 30 --warmup-epochs 1": "on ImageNet-22K: linear 73.5, k-NN 66.1",
         },
         tasks="view",
     ),

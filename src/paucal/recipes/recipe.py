@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound="DataclassInstance")
 
 
-# Settings that the trainings of several papers share; the augmentation is DeiT's
+# Settings that several papers share; the augmentation is DeiT's
 DEIT_SETTINGS: dict[str, Any] = {
     "val_fraction": 0.0,  # all images train, and the weights of the last epoch are used
     "weight_decay": 0.05,

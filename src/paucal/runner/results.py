@@ -63,7 +63,8 @@ def publish_results(
 ) -> None:
     """Write `summary.json` and the report page of a finished run, and print its results.
 
-    `write_page` writes the page of a run folder and returns its path.
+    `write_page` writes the page of a run folder and returns its path. `files` is a text that names further result
+    files.
     """
     run.write_json("summary.json", dict(summary))
     page = write_page(run.path)

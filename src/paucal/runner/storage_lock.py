@@ -35,7 +35,7 @@ def write_in_folder(storage: Any, path: str, write: Callable[[str], None]) -> No
 
 
 class StorageLock:
-    """An exclusive lock on an fsspec file system, in the object `path`.json; messages call the locked run `what`."""
+    """An exclusive lock on an fsspec file system, in the object `path`.json; `what` names the run in messages."""
 
     def __init__(self, storage: Any, path: str, what: str) -> None:
         self.what = what

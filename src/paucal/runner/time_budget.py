@@ -83,7 +83,7 @@ class Pace:
     step: float  # seconds per optimizer step
     val_image: float  # seconds for the evaluation of one validation image
     test_image: float  # seconds for the evaluation of one test image
-    closing: float  # seconds of all other work after the last step
+    closing: float  # seconds from the last step to the last file, without the evaluation of the test images
 
     def evaluation(self, counts: Mapping[str, int]) -> float:
         """Return the seconds of one validation, given the number of images by split."""
@@ -100,7 +100,7 @@ class PlannedLength:
 
     settings: Mapping[str, Any]  # values of the settings that determine the length of the run, by name
     reasons: Mapping[str, str]  # reasons for the values of these settings, by name
-    text: str
+    text: str  # description of the length, which is printed
     seconds: float  # expected seconds from the first step to the last file
     most_steps: int  # maximum number of optimizer steps, however much time is left
 

@@ -158,9 +158,9 @@ def length_warnings(settings: JobSettings, n_train: int) -> list[str]:
 def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) -> list[str]:
     """Refuse a run whose steps cannot fit in memory; return a remark if a step needs more than half of the memory.
 
-    The estimate is a lower bound without building the model: weights, gradients, optimizer state, and activations of a
-    forward pass. `views` is the number of pixels in all views of an image, relative to an image of the size
-    of the backbone.
+    The estimate, for which the model is not built, is a lower bound: it counts weights, gradients, optimizer state, and
+    the activations of a forward pass. `views` is the number of pixels in all views of an image, divided by the number
+    of pixels of an image of the backbone's size.
     """
     check_step_size(settings.effective_batch)
     batch_size = 1 if settings.batch_size == "auto" else settings.batch_size_or_1

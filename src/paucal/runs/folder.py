@@ -50,7 +50,7 @@ class _PlainDumper(yaml.SafeDumper):
         return True
 
 
-@dataclass(unsafe_hash=True)
+@dataclass(unsafe_hash=True)  # the hash is safe, since nothing changes `path`
 class RunFolder:
     """The folder of a run: the paths of its files, and methods that read and write files."""
 

@@ -77,7 +77,7 @@ def load_checkpoint(path: Path) -> dict:
 
 
 def read_untrusted(path: Path, max_bytes: int = MAX_WEIGHTS_BYTES) -> TensorTree:
-    """Return tensors by name, possibly in nested mappings, of an untrusted file, without running any code in it.
+    """Return the tensors in an untrusted file as a mapping, which may be nested, without running any code in the file.
 
     The file is in the format of safetensors or `torch.save`. Values that are not tensors are left out, and so are
     tensors that are sparse, quantised, on the meta device, or larger than their storage.

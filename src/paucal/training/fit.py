@@ -49,8 +49,8 @@ class Outcome:
 
     finished: bool  # whether all steps are completed; False if the run was stopped earlier
     step: int  # number of optimizer steps completed so far
-    rows: Sequence[dict[str, float]]
-    best: dict[str, float]
+    rows: Sequence[dict[str, float]]  # metrics of each epoch
+    best: dict[str, float]  # metrics of the best epoch
     seconds: float  # training time so far in seconds, including the time before the run was resumed
     plan: Plan | None = None  # plan of the run with all corrections; None if nothing was trained
     # Whether a signal or the time limit also requested a stop when `RunHooks.on_epoch` stopped the run

@@ -14,8 +14,8 @@ class Ledger(Callback):
     """Writes the images of each forward pass to the ledger before that pass.
 
     So the ledger contains every step before a checkpoint: a checkpoint is saved after the processes have exchanged
-    gradients, and each process takes part in the exchange only after it has written its record. `keys` are those of all
-    images, and `batch` is the number of images per optimizer step over all processes.
+    gradients, and each process takes part in the exchange only after it has written its record. `keys` are the keys of
+    all images, and `batch` is the number of images per optimizer step over all processes.
     """
 
     def __init__(self, run: Path, keys: Sequence[str], batch: int, steps_per_pass: int) -> None:

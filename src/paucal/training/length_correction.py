@@ -18,8 +18,8 @@ from paucal.training.plan import Plan, PlanChange, TimePlan
 from paucal.training.stopping import POLL_STEPS
 from paucal.types import Batch
 
-# Fraction of the time budget kept in reserve, since the duration of the work after the last step varies. The reserve of
-# auto-tuning is larger, since it also has to cover plots and the report page, which `TimePlan.closing` includes.
+# Fraction of the time budget kept in reserve, since the duration of the work after the last step varies. Auto-tuning
+# needs a larger reserve, which has to cover plots and the report page; here `TimePlan.closing` includes that work.
 CORRECTION_RESERVE = 0.03
 # The number of steps is corrected if the expected end differs from the deadline by more than this fraction of the time
 # budget and by more than this fraction of the remaining time.
@@ -99,7 +99,7 @@ class RunClock:
         weight = max(MIN_NEW_WEIGHT, 1 / self._n_checks)
         self._step_seconds = weight * new_step_seconds + (1 - weight) * (self._step_seconds or 0.0)
         self._new_steps, self._new_seconds = 0, 0.0
-        plan, step, available = module.plan, trainer.global_step, self._deadline - time.monotonic()
+        plan, step, seconds_left = module.plan, trainer.global_step, self._deadline - time.monotonic()
         # Durations that have not been measured during training are planned values, multiplied by the ratio of the
         # current to the planned step time.
         ratio = self._step_seconds / max(self._time.step, 1e-9)
@@ -110,12 +110,13 @@ class RunClock:
         )
         steps_seconds = (plan.corrected_total_steps - step) * self._step_seconds
         needed_seconds = steps_seconds + n_evaluations * evaluation + closing
-        tolerance = max(BUDGET_TOLERANCE * self._time.budget, REMAINING_TOLERANCE * available)
-        if abs(needed_seconds - available) <= tolerance:
+        tolerance = max(BUDGET_TOLERANCE * self._time.budget, REMAINING_TOLERANCE * seconds_left)
+        if abs(needed_seconds - seconds_left) <= tolerance:
             return None
         # The total number of steps with which the run ends in time; at least `step`.
-        affordable = (available - closing - evaluation) / (self._step_seconds + evaluation / plan.steps_per_epoch)
-        total_steps = min(step + max(0, int(affordable)), self._time.most_steps)
+        mean_step_seconds = self._step_seconds + evaluation / plan.steps_per_epoch
+        steps_left = (seconds_left - closing - evaluation) / mean_step_seconds
+        total_steps = min(step + max(0, int(steps_left)), self._time.most_steps)
         last_epoch_steps = total_steps % plan.steps_per_epoch
         if last_epoch_steps < MIN_LAST_EPOCH * plan.steps_per_epoch and total_steps - last_epoch_steps > step:
             total_steps -= last_epoch_steps
@@ -123,7 +124,7 @@ class RunClock:
         if total_steps == plan.corrected_total_steps:
             return None
         current_threads = plan.threads or torch.get_num_threads()
-        threads = self._fastest_thread_count(trainer, module, batch, available) or current_threads
+        threads = self._fastest_thread_count(trainer, module, batch, seconds_left) or current_threads
         # If the number of threads changes, keep the number of steps until the new step time has been measured.
         return PlanChange(step, total_steps if threads == current_threads else plan.corrected_total_steps, threads)
 

@@ -98,7 +98,7 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 class UnshardedCopy:
     """An unsharded copy of a module that will be sharded, for evaluation and saving; in main memory between uses.
 
-    `source` returns the module, of which only the weights may change between calls.
+    `source` returns the module; only its weights may change between calls.
     """
 
     def __init__(self, source: Callable[[], nn.Module]) -> None:

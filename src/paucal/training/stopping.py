@@ -21,8 +21,9 @@ POLL_STEPS = 10  # number of steps after which the processes exchange their stop
 class StopSignal(Callback):
     """Turns a signal or the end of the time limit into a request to stop; a second SIGINT interrupts at once.
 
-    `deadline` is in `time.monotonic()`. `slow_start` says that the first step takes minutes because code is compiled; a
-    run on one process then stops at the first signal without that step, since there is nothing new to save.
+    `deadline` is a value of `time.monotonic()`. `slow_start` says that the first step takes minutes because code is
+    compiled. A signal during that step then interrupts it at once if the run has one process, since there is nothing
+    new to save.
     """
 
     def __init__(self, deadline: float | None = None, slow_start: bool = False) -> None:

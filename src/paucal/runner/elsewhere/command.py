@@ -38,7 +38,7 @@ class Command:
     # All arguments except the name of the command, the run folder and the flags that choose machines
     words: tuple[str, ...]
     run: str  # absolute path of the run folder, which must be on a disk that all machines share
-    folder: str
+    folder: str  # working directory in which the command runs
     resumes: bool = False  # whether the user asked to resume an existing run
 
     @property
