@@ -58,7 +58,9 @@ class ImageSet:
         lengths |= {len(column) for column in self.columns.values()}
         lengths |= set() if self.stream is None else {len(self.stream)}
         if len(lengths) != 1:
-            raise ValueError(f"keys, labels, declared, store, columns and stream differ in length: {sorted(lengths)}")
+            raise ValueError(
+                f"keys, labels, declared_splits, store, columns and stream differ in length: {sorted(lengths)}"
+            )
         if len(self.labels) and not -1 <= self.labels.min() <= self.labels.max() < max(len(self.classes), 1):
             raise ValueError(f"labels are outside of [-1, {len(self.classes)})")
         if self.multi_hot is None:

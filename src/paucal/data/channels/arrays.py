@@ -98,8 +98,8 @@ def _array_shape(
     """Return the shape of an image from the shape of a valid array; the last two arguments may be unknown."""
     if dtype.kind not in _DTYPE_KINDS or len(shape) not in (2, 3) or min(shape) < 1:
         raise ValueError(
-            f"the array has the type {dtype} and the shape {tuple(shape)}, expected numbers with 2 axes, or with 3 "
-            "axes of which one has the channels"
+            f"the array has the type {dtype} and the shape {tuple(shape)}, expected numbers with 2 axes, or with "
+            "a third axis for the channels"
         )
     if channels_first is None and len(shape) == 3:
         channels_first = shape[0] < shape[2]

@@ -171,7 +171,7 @@ def multi_hot_labels(
     if len(rows):
         notes.append(f"images have several labels ({source}): {counts.mean():.2g} on average, up to {counts.max()}")
     if n_unlabelled := int((counts == 0).sum()):
-        notes.append(f"{counted(n_unlabelled, 'image')} without a label: read as not of any class")
+        notes.append(f"{counted(n_unlabelled, 'image')} without a label: read as images of no class")
     if n_unknown := int((rows == UNKNOWN).sum()):
         notes.append(f"{counted(n_unknown, 'unknown label')}: left out of the loss and the scores")
     return Labels(classes, np.full(len(multi_hot), -1, dtype=np.int64), multi_hot, tuple(notes))
