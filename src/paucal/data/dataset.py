@@ -41,7 +41,7 @@ class ViewDataset(Dataset[Sample]):
     """Dataset that returns the augmented views and targets of one image for a `SampleKey`.
 
     Randomness is seeded from (seed, epoch, index, repeat), so neither the number of workers nor other samples change a
-    sample. `views` are (transform, count) pairs; the transforms return the geometry (`types.Batch.geometry`).
+    sample. `views` are (transform, count) pairs; a transform returns a view and its geometry (`types.Batch`).
     `label_maps` returns the dense targets of an image by name, given the position of the image in the set.
     """
 

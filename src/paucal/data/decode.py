@@ -308,7 +308,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def exif_orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation (1 to 8) before decoding; invalid values (65537, 0, text) and metadata count as 1."""
+    """Return the EXIF orientation (1 to 8) of an image that is not decoded yet; 1 for invalid values and metadata."""
     try:
         # The `getexif` of PNG images would decode the pixels to find metadata after them.
         value = Image.Image.getexif(image).get(_ORIENTATION_TAG)

@@ -37,7 +37,7 @@ class LabelKind:
     noun: str  # plural noun for the labels, such as "masks"
     expected_files: str  # description of what the command reads
     describe: Callable[[Path], str]  # describes the labels at a path; returns "" without labels
-    advice: Mapping[str, str] = field(default_factory=dict)  # what to do if there are only labels for another command
+    advice: Mapping[str, str] = field(default_factory=dict)  # by another verb: what to do if there are only its labels
 
 
 def describe_labels(path: Path, excluded_verb: str = "") -> dict[str, str]:

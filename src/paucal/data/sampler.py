@@ -83,7 +83,7 @@ class StepSampler(Sampler[list[SampleKey]]):
             draws = first + batch_offsets
             rounds, positions = np.divmod(draws // self.repeats, count)
             repeats = rounds * self.repeats + draws % self.repeats  # higher once the draws start over
-            if earlier_draws is not None:
+            if earlier_draws is not None:  # an image that was drawn before gets higher repeat numbers than before
                 repeats = repeats + earlier_draws[positions] * (max_repeats + 1)
             pairs = zip(self.indices[order[positions]].tolist(), repeats.tolist(), strict=True)
             yield [SampleKey(epoch, *pair) for pair in pairs]

@@ -145,7 +145,7 @@ class GroupedStrings(_Strings):
 
 
 class RepeatedStrings(_Strings):
-    """Many strings with a few different `words`, such as "train" or "test"; `codes` are their (N,) positions."""
+    """Strings with few different values, the `words`; `codes` are the (N,) positions of the strings in `words`."""
 
     def __init__(self, words: Sequence[str], codes: NDArray[Any]) -> None:
         self._words, self._codes = tuple(words), np.asarray(codes, dtype=np.min_scalar_type(len(words)))

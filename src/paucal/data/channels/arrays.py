@@ -1,4 +1,7 @@
-"""Images stored as arrays (`.npy`, and TIFF with channels that Pillow lacks); untrusted, so nothing is unpickled."""
+"""Reads images stored as arrays: `.npy` files, and TIFF files with channels that Pillow does not support.
+
+Files are untrusted, so nothing is unpickled.
+"""
 
 import io
 import stat
@@ -87,7 +90,7 @@ def _npy_header(file: BinaryIO, channels: int | None) -> ArrayShape:
 def _tiff_shape(series: Any, channels: int | None) -> ArrayShape:
     sides = [(side, axis) for side, axis in zip(series.shape, series.axes, strict=True) if side > 1 or axis in "YX"]
     shape, axes = [side for side, _ in sides], "".join(axis for _, axis in sides)
-    # If the file names the axes otherwise, the axis of the channels is unknown.
+    # The names of other axes do not show which axis has the channels.
     channels_first = not axes.startswith("YX") if axes in ("YXS", "SYX", "CYX", "YXC") else None
     return _array_shape(shape, np.dtype(series.dtype), channels, channels_first)
 
@@ -95,7 +98,7 @@ def _tiff_shape(series: Any, channels: int | None) -> ArrayShape:
 def _array_shape(
     shape: Sequence[int], dtype: np.dtype, channels: int | None, channels_first: bool | None = None
 ) -> ArrayShape:
-    """Return the shape of an image from the shape of a valid array; the last two arguments may be unknown."""
+    """Return the shape of an image from the shape of its array; `channels` and `channels_first` are None if unknown."""
     if dtype.kind not in _DTYPE_KINDS or len(shape) not in (2, 3) or min(shape) < 1:
         raise ValueError(
             f"the array has the type {dtype} and the shape {tuple(shape)}, expected numbers with 2 axes, or with "

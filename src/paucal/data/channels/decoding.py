@@ -131,7 +131,7 @@ def high_bit_channel_values(source: ImageSource, name: str, channels: int = RGB)
 
 
 def image_from_values(values: NDArray[np.generic], options: DecodeOptions) -> Image.Image:
-    """Convert (H, W, C) values to an image with the size and the value ranges of `options`, which floats need."""
+    """Convert (H, W, C) values to an image as `options` specify; floats need a value range."""
     ranges = options.channel_ranges or (options.value_range,) * values.shape[2]
     if values.dtype.kind == "b":
         values = values.astype(np.uint8) * 255

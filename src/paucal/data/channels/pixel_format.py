@@ -65,7 +65,7 @@ def describe_channels(channels: int) -> str:
 
 
 def differs_in_bit_depth(source: ImageSource, name: str, options: DecodeOptions) -> bool:
-    """Return whether only one of an image and a model's training images (`options`) has over 8 bits per channel."""
+    """Return whether an image has more than 8 bits per channel but the training images (`options`) 8, or vice versa."""
     try:
         return (high_bit_channel_values(source, name, options.channels) is not None) != _has_high_bit_depth(options)
     except UnreadableImage:
@@ -145,7 +145,7 @@ def _sample_high_bit_images(images: ImageSet, channels: int) -> Iterator[Sampled
         source, nodata_value = store.source(position), None
         if is_tiff(source):
             file = io.BytesIO(source) if isinstance(source, bytes) else source
-            # An exception means that Pillow does not support the channels, or that the tag is missing or no number.
+            # An exception means that Pillow does not support the channels, or that the tag is missing or not a number.
             with suppress(Exception), Image.open(file, formats=("TIFF",)) as image:
                 nodata_value = float(str(getattr(image, "tag_v2", {}).get(_NO_DATA_TAG)).strip("\0 "))
         yield SampledValues(spaced, nodata_value)

@@ -28,7 +28,7 @@ _ALPHA_CHANNELS = (2, 4)  # numbers of channels for which the last channel is th
 
 
 class MultichannelImage(Image.Image):
-    """An image of any number of channels, each a grey image ("L"), which Pillow treats as RGB (the first three).
+    """An image of any number of channels, each a grey image ("L"). Pillow gets the first three channels as RGB.
 
     A single channel is shown as grey, and a missing third channel as black.
     """
@@ -129,7 +129,7 @@ def paste_on_page(
 
 
 def has_high_bit_depth(image: Image.Image) -> bool:
-    """Return whether an image has more than 8 bits per channel, if Pillow has opened it and not decoded its colours."""
+    """Return whether an image has more than 8 bits per channel; only valid before Pillow decodes a colour image."""
     return image.mode == "F" or image.mode.startswith("I") or _has_16_bit_colours(image)
 
 

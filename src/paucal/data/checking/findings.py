@@ -17,7 +17,7 @@ Level = Literal["misleads", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("misleads", "warning", "note")
 MIN_CLASS_IMAGES = 10  # number of training images below which the score of a class is unreliable
 UNBALANCED_RATIO, VERY_UNBALANCED_RATIO = 3.0, 20.0  # size ratio of the largest to the smallest class
-_MAX_ENLARGEMENT = 2.0  # images that must be enlarged by a larger factor have too little detail for the network
+_MAX_ENLARGEMENT = 2.0  # images that are enlarged by a larger factor have too little detail for the network
 _PARTS = ("train", "val", "test")  # names of the splits
 
 
@@ -117,7 +117,10 @@ def split_failure_finding(problem: UserError) -> Finding:
 
 
 def small_image_findings(sizes: np.ndarray, img_size: int, positions: np.ndarray) -> list[Finding]:
-    """Return a list with a `Finding` about images, of (N, 2) sizes, that a network would enlarge more than twice."""
+    """Return a list with a `Finding` if images must be enlarged by a factor above 2 to be `img_size` pixels large.
+
+    `sizes` are the (N, 2) heights and widths of the images at the (N,) `positions`.
+    """
     if not len(sizes):
         return []
     shorter_sides = sizes.min(axis=1)

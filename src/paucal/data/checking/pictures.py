@@ -23,8 +23,8 @@ MIN_COSINE = 0.9  # smallest cosine similarity of the frozen features of two nea
 MISLEADING_FRACTION = 0.01
 _DARK, _BRIGHT = 0.03, 0.97  # an image with a mean brightness below the first or above the second value is blank
 _DEEP_MODES = ("I", "F")  # prefixes of Pillow's modes with more than 8 bits per channel
-MIN_IMAGES = 5  # smallest number of images of a class; fewer files may have a property in common by chance
-REVEALED_FRACTION = 0.95  # smallest recall, precision and specificity of a class that file properties reveal
+MIN_IMAGES = 5  # classes with fewer images are not checked, since few files may share a property by chance
+REVEALED_FRACTION = 0.95  # file properties reveal a class if its recall, precision and specificity are at least this
 _MAX_EXAMPLES = 3  # number of classes that are named as examples
 _SUFFIX_SYNONYMS = {"jpeg": "jpg", "jfif": "jpg", "jpe": "jpg", "tiff": "tif"}
 

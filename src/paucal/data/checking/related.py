@@ -57,7 +57,7 @@ def find_similar_pairs(survey: Survey, store: Store) -> list[SimilarPair]:
     Candidates have similar perceptual hashes. The correlation of their pixels at 24 x 24 must be at least 0.9, which
     excludes images that share only a layout. Only candidates are read from the store again; images of 64 pixels per
     side are enough. If several files have equal bytes, only the first file is compared. Images smaller than 16 pixels
-    are left out, since two images of digits of 8 x 8 pixels are as similar as two copies.
+    are left out: two different images of a digit at 8 x 8 pixels, for example, are as similar as two copies.
     """
     first_by_digest = {survey.digests[group[0]]: group[0] for group in group_by_digest(survey.digests)}
     usable = [
@@ -123,7 +123,7 @@ class NameGroups:
     """Groups of images that the names of their files suggest."""
 
     names: list[str]  # (N,) name of each image's group
-    count: int
+    count: int  # number of groups
     largest: int  # number of images in the largest group
     examples: tuple[str, str]  # two file names in the largest group
     pattern: str  # regular expression for `--group-by`
@@ -182,7 +182,7 @@ def suggest_groups(images: ImageSet) -> NameGroups | None:
 
 
 def _group_patterns(images: ImageSet) -> tuple[str, str]:
-    """Return the patterns of groups within folders, and across folders; names exclude splits and shards."""
+    """Return the patterns of group names within folders and across folders; names leave out splits and shards."""
     begin, ending, keys = "^", _ENDING_PATTERN, list(images.keys)
     if all(".tar/" in key for key in keys):
         begin, keys = r"\.tar/", [key.partition(".tar/")[2] for key in keys]

@@ -100,7 +100,7 @@ def digest_or_none(store: Store, index: int) -> str | None:
 
 
 def digest_of(store: Store, index: int) -> bytes:
-    """Return the digest of an image file's bytes (also for decoded copies); without a file, of size and pixels."""
+    """Return the digest of the bytes of an image's original file, or of its size and pixels if it has no file."""
     store, index = locate(store, index)
     if isinstance(store, DecodedCopies) and (stored_digest := store.digest(index)) is not None:
         return stored_digest

@@ -62,7 +62,8 @@ def cache_images(
     """Decode every image once to verify it, and keep all decoded images in memory if they fit.
 
     The size is estimated from the headers of a sample. If it exceeds `max_bytes` (None allows a quarter of the free
-    memory, at most 4 GiB), the returned set decodes the original images. See `verify_images` for the rest.
+    memory, at most 4 GiB), the returned set decodes the original images. The other arguments and the result are those
+    of `verify_images`.
     """
     if max_bytes is None:
         max_bytes = min(MAX_BYTES, int(_MAX_MEMORY_FRACTION * read_available_memory()))

@@ -31,7 +31,7 @@ class CacheFullError(Exception):
 
 
 def make_entry_table(count: int, channels: int = RGB) -> NDArray[np.void]:
-    """Return an empty index of a cache entry: (N,) records of the images.
+    """Return an empty table for the index of a cache entry: an (N,) array with one record per image.
 
     `offsets` are the byte offsets in the file at which the images begin, `shapes` the heights and widths in pixels of
     the stored, possibly reduced images, `sizes` those of the original images, and `digests` those of the encoded
@@ -47,7 +47,7 @@ class MappedEntry:
 
     The file has the (H, W, C) uint8 pixels of one image after the other, then the `mark`: random bytes that are also in
     the table, to show that the two belong together. Another process may replace the table or the file at any time, with
-    the same images in a different order. A ValueError says that the marks differ.
+    the same images in a different order. If the marks differ, `MappedEntry` raises a ValueError.
     """
 
     def __init__(self, path: Path, table: NDArray[np.void], mark: bytes) -> None:

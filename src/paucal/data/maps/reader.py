@@ -94,6 +94,7 @@ class LabelMaps:
                 )
         covered = None
         if self.metadata.covered == "square":
+            # The central square covers these fractions of the width and the height of an image.
             covered = np.ones((len(images), 2), dtype=np.float32)
             for position in positions.tolist():
                 height, width = images.store.size(position)
@@ -107,17 +108,19 @@ class MapReader:
 
     folder: Path
     rows: NDArray[np.int64]  # (N,) row of the map of each image of the set; -1 for images that are not read
-    # (K,) class number in the set of each of the teacher's K classes; classes that the set lacks come after the set's.
+    # (K,) class number in the set for each class of the teacher; classes that the set lacks get higher numbers.
     class_numbers: NDArray[np.int64]
-    covered: NDArray[np.float32] | None = None  # (N, 2) fractions of width and height that maps cover; None for all
+    # (N, 2) fractions of width and height that maps cover; None if maps cover whole images.
+    covered: NDArray[np.float32] | None = None
     has_other_classes: bool = False  # whether the teacher has classes that the set lacks
     _arrays: tuple[NDArray, NDArray] | None = None
 
     def __call__(self, position: int) -> dict[str, Tensor]:
         """Return the map of an image: `values` (k, H, W) float16 logits and `indices` (k, H, W) int64 class numbers.
 
-        If maps cover only a region of their images, the result also has these (2,) fractions as `covered`, and the
-        number of the teacher's classes as `teacher_classes` () if the set lacks some.
+        If maps do not cover their whole images, the result also has `covered`, the (2,) covered fractions of the width
+        and the height. If the teacher has classes that the set lacks, it has `teacher_classes`, a scalar: the number of
+        all classes of the teacher.
         """
         if self._arrays is None:
             self._arrays = open_array(self.folder / VALUES, "r"), open_array(self.folder / CLASSES, "r")

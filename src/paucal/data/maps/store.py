@@ -6,8 +6,8 @@ A folder contains four files:
 - `done.npy` (N,): 1 for finished maps;
 - `index.json`: the key and the pixel hash of each image, the teacher and its classes.
 
-The published code stores a pickled tensor for each image instead. The maps cover whole images, or the central squares
-of the images if they were converted from published maps.
+The published code of token labeling stores a pickled tensor for each image instead. Maps cover whole images. Maps that
+were converted from the published maps cover the central squares of the images.
 """
 
 import hashlib

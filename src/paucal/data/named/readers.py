@@ -70,7 +70,7 @@ def images_of_files(
 
 
 def read_fer2013(root: Path, key_prefix: str, usage: str) -> PortionImages:
-    """Read the rows of FER2013's `fer2013.csv` whose column "Usage" contains `usage`, such as "Training"."""
+    """Read the rows of FER2013's `fer2013.csv` whose column "Usage" is `usage`, such as "Training"."""
     with _require_small(root / "fer2013" / "fer2013.csv").open(newline="", encoding="utf-8") as file:
         labels, faces = [], []
         for row in csv.DictReader(file):

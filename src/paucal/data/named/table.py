@@ -47,20 +47,21 @@ class NamedSet:
     title: str
     portions: tuple[Portion, ...]  # parts of the data set; several may belong to the same split
     files: str  # names of the official files on the page `source`, for messages
-    source: str
-    unpacked_paths: tuple[str, ...]  # paths that exist once the files are unpacked, from one of `possible_roots`
+    source: str  # URL of the page with the official files
+    unpacked_paths: tuple[str, ...]  # paths that exist once the files are unpacked, relative to one of `possible_roots`
     folder: str = ""  # folder for the files, relative to the root
     hints: Hints = _DEFAULT_HINTS
     package: str = ""  # extra package that is needed to read the data set
     download_package: str = ""  # extra package that is needed to download the data set
-    downloadable: bool = True
-    download_obstacle: str = "torchvision can no longer download it"  # reason, as the beginning of a sentence
+    downloadable: bool = True  # whether torchvision can download the files
+    # Why torchvision cannot download the files, as the beginning of a sentence.
+    download_obstacle: str = "torchvision can no longer download it"
     note: str = ""  # differences from the official images, splits or classes
     lists: PartitionLists | None = None  # lists of an official partition that torchvision does not know
-    possible_roots: tuple[str, ...] = ("",)  # folders, from the root, that may contain `unpacked_paths`
+    possible_roots: tuple[str, ...] = ("",)  # folders, relative to the root, that may contain `unpacked_paths`
     # Folders beside `unpacked_paths`. If any are given, at least one of them must exist.
     alternative_folders: tuple[str, ...] = ()
-    labelled: bool = True
+    labelled: bool = True  # whether paucal reads the labels
 
 
 def is_published_set(location: str | Path, root: str | Path | None = None) -> bool:

@@ -142,7 +142,7 @@ class RemoteShardFolder:
         return True
 
     def fetch_shard(self, shard: Shard) -> Path:
-        """Download a shard of the size in the index, unless it is in the cache, and return the path of the copy."""
+        """Return the path of a shard's copy in the cache; download the shard unless a copy of its size is there."""
         return self._download_once(shard, retry)
 
     def prefetch(self, shard: Shard) -> None:
@@ -255,7 +255,7 @@ class RemoteShardFolder:
         files.get_file(path, str(target))
 
     def _storage(self, name: str = "") -> tuple[Any, str]:
-        """Return fsspec's file system, and the path of a file of the folder, or of the folder itself, in it."""
+        """Return fsspec's file system, and the path in it of the file `name`, or of the folder if `name` is empty."""
         # Each process opens its own file system, since a forked process cannot use the file system of its parent.
         if self._opened is None or self._opened[0] != os.getpid():
             self._opened = os.getpid(), *open_storage(self.location)

@@ -128,9 +128,9 @@ class DamagedShard(UserError):
 
 @dataclass(frozen=True)
 class Shard:
-    """A tar, Parquet or Arrow file with many images, at a path from the folder of all shards."""
+    """A tar, Parquet or Arrow file with many images."""
 
-    name: str
+    name: str  # path relative to the folder of all shards
     size: int  # size in bytes
     part: str = ""  # split in the name; "" if the name has none
     changed: int = 0  # modification time in nanoseconds, or a number that identifies the version; 0 if unknown

@@ -94,7 +94,7 @@ def is_archive(file: Path) -> bool:
 def open_archive(file: Path, labelled: bool = True) -> ImageSet:
     """Open a zip or tar file like the folder that it was made from.
 
-    If all images are in one folder (`photos.zip` with `photos/cat/1.jpg`) that is no split, that folder is the root.
+    If all images are in one folder that is not named after a split (`photos/` in `photos.zip`), it is the root.
     """
     entries, notes = archive_entries(file)
     images = [entry for entry in entries if entry.name.lower().endswith(IMAGE_SUFFIXES)]

@@ -88,7 +88,7 @@ def open_container(
         other_folders = [folder for folder in folders if folder not in part_folders and folder in folders_with_images]
         if not other_folders:
             return _open_parts(container, root, part_folders, keys, notes)
-        # Beside other folders with images, folders without class folders are classes called "train" or "test".
+        # If there are other folders with images, folders called "train" or "test" must be classes themselves.
         if any(key.count("/") >= 2 for key in keys if key.split("/")[0] in part_folders):
             parts_text, others_text = _quote_few(part_folders), _quote_few(other_folders)
             raise UserError(

@@ -29,7 +29,8 @@ def split_location(location: str | Path) -> list[str]:
 def join_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
     """Join several sets into one. Classes of the same name become one class, and keys begin with the name of the set.
 
-    If some sets define splits, the images of all others become training images. If some are multi-label, the result is.
+    If some sets define splits, the images of all others become training images. If some are multi-label, so is the
+    result.
     """
     if any(image_set.multi_hot is not None for image_set in sets) and all(image_set.classes for image_set in sets):
         sets = [image_set.as_multi_hot() for image_set in sets]

@@ -41,9 +41,9 @@ def find_separator(cells: Sequence[str], user_separator: str | None = None) -> s
     """Return the separator between several labels in the cells of a column; "" if each cell is one label.
 
     A character is a separator if some cell has the character between names, and splitting at the character gives fewer
-    distinct names than there are distinct cells. For ";" and "|", which are rare in names, less is required. Some name
-    must be in several cells. In addition, cells (including empty cells) must have different numbers of names, or some
-    name must be at different positions.
+    distinct names than there are distinct cells. For ";" and "|", which are rare in names, it is enough that some name
+    is in several cells, and that cells (including empty cells) have different numbers of names or some name is at
+    different positions.
 
     `user_separator` is the value of --label-separator: "none" for one label in each cell, None to detect the separator.
     """
@@ -145,7 +145,7 @@ def find_indicator_columns(
 def labels_from_indicators(classes: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Labels:
     """Return the labels of images from the cells of the indicator columns, one column for each class.
 
-    -1 means unknown, as in CheXpert (arXiv:1901.07031), and so does an empty cell if the table contains any 0.
+    -1 means unknown, as in CheXpert (arXiv:1901.07031). An empty cell also means unknown, but 0 if the table has no 0.
     """
     if len(set(classes)) < len(classes):
         repeated = next(name for name in classes if classes.count(name) > 1)
@@ -162,9 +162,10 @@ def labels_from_indicators(classes: tuple[str, ...], rows: Sequence[Sequence[str
 def multi_hot_labels(
     classes: tuple[str, ...], multi_hot: NDArray[np.int8], source: str, has_labels: NDArray[np.bool_] | None = None
 ) -> Labels:
-    """Return the labels of a multi-label set from its (N, K) int8 of 1, 0 and -1 (unknown), with notes on `source`.
+    """Return the labels of a multi-label set from its (N, K) int8 array of 1, 0 and -1 (unknown).
 
-    `has_labels` are the (N,) images that the notes count; None for all images.
+    `source` describes in a note where the labels come from. The notes count the images in the (N,) mask `has_labels`;
+    None for all images.
     """
     rows, notes = multi_hot if has_labels is None else multi_hot[has_labels], []
     counts = (rows == 1).sum(1)

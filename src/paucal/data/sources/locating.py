@@ -172,7 +172,7 @@ def _choose_folder(
 
 
 def _foreign_prefix(paths: Sequence[str], finder: "FileFinder") -> str:
-    """Return the shortest prefix that all paths share and that must be removed to find the first; "" if none."""
+    """Return the shortest prefix without which the first path is found, if all paths begin with it; else ""."""
     pieces = paths[0].split("/")
     for count in range(1, len(pieces)):
         if leads_out(paths[0]) and finder.find("/".join(pieces[count:])):
@@ -195,7 +195,7 @@ def _strip_prefix(path: str, prefixes: Sequence[str]) -> str:
 
 
 def _refuse_outside(row: ListedImage, rows: Sequence[ListedImage]) -> NoReturn:
-    """Raise a UserError for a row whose path leads out of the images' folder, with the folder of all `rows`."""
+    """Raise a UserError for a row whose path leads out of the images' folder; name the folder that all `rows` share."""
     folders = [other.path.split("/")[:-1] for other in rows]
     all_outside = all(leads_out(other.path) for other in rows)
     shared = "/".join(os.path.commonprefix(folders)) if all_outside else ""  # noqa: RUF071 (of lists of names)

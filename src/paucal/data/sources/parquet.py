@@ -157,7 +157,7 @@ def _open_files(files: list[RowFile], name: str, location: str, options: SourceO
 
 
 def _extra_columns(files: Sequence[RowFile], columns: ParquetColumns, rows: NDArray[np.int64]) -> dict[str, list[str]]:
-    """Return the values, as CSV text, of up to 16 undamaged columns of numbers or text for `rows` over all files."""
+    """Return up to 16 undamaged columns of numbers or text, as CSV text; `rows` are row numbers over all files."""
     extra_columns: dict[str, list[str]] = {}
     schemas = [file.schema() for file in files]
     for field in schemas[0]:
@@ -187,7 +187,7 @@ def _notes_on_missing_files(files: Sequence[RowFile]) -> list[str]:
 
 
 def _read_labels(files: Sequence[RowFile], columns: ParquetColumns) -> tuple[list[list[int]], list[StoredLabels]]:
-    """Return the numbers of rows in the row groups of each file, and the labels of each file (or [])."""
+    """Return the numbers of rows in the row groups of each file, and the labels of each file ([] if none are read)."""
     group_sizes: list[list[int]] = []
     labels: list[StoredLabels] = []
     for file in files:
@@ -246,7 +246,7 @@ def _parts_of_files(files: Sequence[RowFile], labelled: bool) -> tuple[list[str]
         _, stored_labels = _read_labels(test_files, ParquetColumns(label_column, label_column, ()))
     except UserError:
         return parts, []
-    # Authors who evaluate submissions publish test files without labels.
+    # Benchmarks that evaluate submissions publish test files without labels.
     if not all(labels.are_missing for labels in stored_labels):
         return parts, []
     # A labelled run leaves out the test files, and tests on the validation files. Pre-training must therefore not use

@@ -40,7 +40,7 @@ class TableRows(NamedTuple):
 
 
 def read_table(file: Path, max_rows: int | None = None, keep_whitespace: bool = False) -> TableRows:
-    """Read up to `max_rows` non-empty rows of a table; white space is kept for files that paucal has written."""
+    """Read up to `max_rows` non-empty rows of a table; `keep_whitespace` is for files that paucal has written."""
     text, _, note = read_decoded(file, MAX_BYTES)
     rows = _json_rows(file, text) if file.suffix.lower() in JSON_LINES else csv_rows(file, text, keep_whitespace)
     return TableRows(list(islice(rows, max_rows)), note)
@@ -114,7 +114,7 @@ def _check_quotes(file: Path, make_reader: Callable[[bool], Any]) -> bool:
 
 
 def _detect_delimiter(file: Path, text: str) -> str:
-    """Return the column separator with which most sampled rows have as many cells as the first row, at least two."""
+    """Return the separator with which the most sampled rows have as many cells as the first row, two or more."""
     delimiters = "\t,;|" if file.suffix.lower() == ".tsv" else _DELIMITERS
 
     def count_cells(delimiter: str) -> tuple[int, int]:

@@ -101,7 +101,7 @@ def _with_extra_columns(images: ImageSet, located: _LocatedRows, columns: Mappin
 def _read_tables(
     files: dict[str, Path], options: SourceOptions
 ) -> tuple[list[ListedImage], dict[Path, TableColumns], list[str]]:
-    """Return the rows of all tables, except those of the split "unused" (of a run), the columns of each, and notes."""
+    """Return the rows of all tables except those with the split "unused", the columns of each table, and notes."""
     used_rows: list[ListedImage] = []
     columns: dict[Path, TableColumns] = {}
     notes: list[str] = []
@@ -175,7 +175,7 @@ def _listed_image(
 def _split_label_cells(
     rows: list[ListedImage], user_separator: str | None, notes: list[str]
 ) -> tuple[list[ListedImage], bool, str]:
-    """Return the labelled rows with their class names; whether there may be several; and how they are separated."""
+    """Return the labelled rows with class names, whether a row may have several, and a description of the separator."""
     cells = ["" if is_missing(row.label) else row.label for row in rows]
     lists = labels_in_lists(cells) if user_separator is None else None
     separator = "" if lists is not None else find_separator(cells, user_separator)

@@ -144,7 +144,8 @@ def _choose_groups(
 ) -> list[int]:
     """Choose groups, in the given order, whose (K,) images per class add up to about `target_counts`.
 
-    If none brings the sum closer, return the smallest group that can move, so that every class keeps a training image.
+    Every class keeps a training image. If no group brings the sum closer to the target, return the smallest group that
+    can move.
     """
     moved_groups, reached_counts = [], np.zeros(len(target_counts))
     for group in order:

@@ -158,5 +158,8 @@ def folder_words(name: str) -> list[str]:
 
 
 def split_among_words(name: str) -> str:
-    """Return the split that a word of a folder's name stands for; "" if no or several splits are named."""
+    """Return the split that a folder's name in a set with masks stands for; "" if it names no or several splits.
+
+    Unlike `split_of_folder`, this recognises digits after the split and nnU-Net's words (`train2017`, `imagesTr`).
+    """
     return only_split(folder_words(name), FOLDER_WORDS)

@@ -144,6 +144,7 @@ def _plan_moves(
         return parts, fractions, f"test is the data's own {held_out} folder; {moves}"
     if declared_parts in ({""}, {"train"}):
         description = _describe_moves({"val": val_fraction, "test": test_fraction}, seed, "all images")
+        # With `val_fraction` 0, the default val images move from train to train, so that the test images are the same.
         first = {"val": val_fraction} if val_fraction > 0 else {"train": DEFAULT_VAL_FRACTION}
         return np.full(len(image_set), "train", dtype="<U6"), {**first, "test": test_fraction}, description
     raise UserError(

@@ -26,7 +26,7 @@ Pipeline = Literal["dino", "alike", "deit"]
 # Ranges of a crop's area as a fraction of the image's area.
 GLOBAL_SCALE, LOCAL_SCALE = (0.4, 1.0), (0.05, 0.4)
 ALIKE_GLOBAL_SCALE, ALIKE_LOCAL_SCALE = (0.3, 1.0), (0.05, 0.3)
-DEIT_SCALE = (0.08, 1.0)  # timm's default, which the published code uses for both global and local crops
+DEIT_SCALE = (0.08, 1.0)  # timm's default, which EsViT's code uses for both global and local crops
 BLUR = (0.1, 2.0)  # range of the radius of the Gaussian blur in pixels
 JITTER = (0.4, 0.4, 0.2, 0.1)  # maximum relative change of brightness, contrast and saturation; maximum shift of hue
 JITTER_PROB, GREY_PROB = 0.8, 0.2  # probabilities of changing the colours and of converting to grey
@@ -88,7 +88,7 @@ class DinoCrop:
 def _fit_and_transform(
     image: Image.Image, transform: ViewTransform, size: Size, resize: Resize, normalisation: Normalisation
 ) -> tuple[Tensor, Tensor]:
-    """Give an image the aspect ratio of a view of `size`, and return its transformed view and the map to the image."""
+    """Give an image the aspect ratio of a view of `size`, and return its view and the map from view to image."""
     fitted, factors = match_aspect_ratio(image, size, resize, normalisation, "bicubic")
     view, theta = transform(fitted)
     return view, theta * factors
@@ -97,7 +97,7 @@ def _fit_and_transform(
 def jitter_colours(view: Image.Image) -> Image.Image:
     """Change brightness, contrast, saturation and hue by random factors in random order, as torchvision does."""
     factors = [(2 * draw - 1) * strength for draw, strength in zip(torch.rand(4).tolist(), JITTER, strict=True)]
-    # The operations of torchvision, called directly: for 32-pixel images its checks of arguments take as long.
+    # For 32-pixel images, torchvision's ColorJitter would take twice as long, since it checks its arguments.
     enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
     for number in torch.randperm(4).tolist():
         if number < len(enhancers):

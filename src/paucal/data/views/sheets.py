@@ -16,7 +16,7 @@ _MIN_TILE_SIDE = 96  # minimum side of a drawn image in pixels; smaller images a
 _LINE_HEIGHT = 14  # height of a line of a caption in pixels
 _GAP = 4  # distance between images in pixels
 _LETTER_WIDTH = 6  # width of an average letter in pixels, in Pillow's default font
-_MIN_CLASS_WEIGHT = 0.005  # captions leave out classes of a mixed label with a smaller weight (from 0 to 1)
+_MIN_CLASS_WEIGHT = 0.005  # classes below this weight of a mixed label (0 to 1) are left out of its caption
 MAX_CROP_SHEET_IMAGES = 6  # maximum number of images on a sheet of crops
 GROUP_GAP = 16  # distance between crops of different sizes in pixels
 

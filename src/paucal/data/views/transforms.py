@@ -35,7 +35,8 @@ def match_aspect_ratio(
     """Give an image the aspect ratio of a view of `size`, unless a later crop does so (`resize` is "crop").
 
     "letterbox" adds bars of the mean colour of `normalisation`, which is 0 after normalisation; "squash" stretches the
-    image. Also return the (2, 1) factors from coordinates (x, y) in the new image to those in the image, from -1 to 1.
+    image. Also return the (2, 1) factors that convert coordinates (x, y) in the new image, from -1 to 1, to coordinates
+    in the given image.
     """
     height, width = size
     if resize == "crop" or image.width * height == image.height * width:
@@ -101,8 +102,8 @@ class TrainTransform:
             if self._rand_augment_with_geometry is not None:
                 image, geometry = self._rand_augment_with_geometry(image)
                 to_image = to_image @ geometry
-            view, box = self._crop_view(image)
-            theta = to_image[:2] @ torch.cat((box, torch.tensor([[0.0, 0.0, 1.0]])))
+            view, crop_map = self._crop_view(image)
+            theta = to_image[:2] @ torch.cat((crop_map, torch.tensor([[0.0, 0.0, 1.0]])))
         else:
             view, theta = self._crop_view(image)
             if self._draw_flip():
@@ -225,7 +226,7 @@ def random_resized_crop(
 def cover_and_centre(
     image: Image.Image, cover: Size, size: Size, interpolation: Interpolation
 ) -> tuple[Image.Image, Tensor]:
-    """Resize an image to `cover` a size, crop the centre of `size`, and return the (2, 3) map from crop to image."""
+    """Resize an image to cover `cover`, crop its centre to `size`, and return the (2, 3) map from crop to image too."""
     image = _resize(image, cover_size(image, cover), interpolation)
     height, width = size
     top, left = round((image.height - height) / 2), round((image.width - width) / 2)
@@ -268,7 +269,10 @@ def _check_size(size: Size) -> None:
 
 
 def _crop_geometries(corners: NDArray[np.float64], mirrored: NDArray[np.float64], height: int, width: int) -> Tensor:
-    """Return the (N, 2, 3) maps of crops of the image's size, from their (N, 2) left and top edges; -1 if mirrored."""
+    """Return the (N, 2, 3) maps of crops of the image's size, from their (N, 2) left and top edges.
+
+    `mirrored` is -1 for a mirrored crop, else 1.
+    """
     geometry = np.zeros((len(corners), 2, 3))
     geometry[:, 0, 0], geometry[:, 1, 1] = mirrored, 1
     geometry[:, :, 2] = (2 * corners + (width, height)) / (width, height) - 1
