@@ -7,7 +7,7 @@ from timm import is_model
 from paucal.settings.options import check_ranges
 from paucal.studies.plan import plan_runs
 from paucal.studies.reading import studies
-from paucal.verbs.compare.jobs import job_of
+from paucal.tasks.table import job_of
 from paucal.verbs.eval.settings import EvalSettings
 
 

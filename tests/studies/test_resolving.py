@@ -20,8 +20,8 @@ from paucal.tasks.detection.assembly import detector_backbone
 from paucal.tasks.detection.network.detector import build_detector
 from paucal.tasks.detection.settings import detector_options
 from paucal.tasks.segmentation.network import build_segmentation_network
+from paucal.tasks.table import job_of
 from paucal.types import UserError, height_and_width
-from paucal.verbs.compare.jobs import job_of
 from studies.resolved import checked
 
 TRAINED = [name for name, study in studies().items() if study.trains]

@@ -17,6 +17,7 @@ from paucal.memory import keep_freed_memory
 from paucal.runner.clock import begin_command
 from paucal.runner.plain_console import PlainConsole
 from paucal.signals import INTERRUPT_CODE, INTERRUPT_MESSAGE, raise_on_interrupt, stop_signals_as_interrupt
+from paucal.tasks.table import TRAINING_TASKS
 from paucal.types import UserError
 from paucal.wording import did_you_mean, one_line_message
 
@@ -61,7 +62,6 @@ SUMMARIES_BY_PURPOSE = {  # summary of each command, by purpose and name
 COMMAND_SUMMARIES = {
     verb: summary for summaries in SUMMARIES_BY_PURPOSE.values() for verb, summary in summaries.items()
 }
-TRAINING_VERBS = ("train", "pretrain", "segment", "detect")  # commands of the module `training`
 _DEFAULT_ADVICE = "free some space or check the permissions"
 _ADVICE_BY_ERRNO = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
@@ -145,7 +145,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 def load_command(verb: str) -> Callable[[Sequence[str]], int]:
     """Import and return the function that runs a command; other commands' modules may import torch, which is slow."""
-    if verb in TRAINING_VERBS:
+    if verb in TRAINING_TASKS:
         return partial(importlib.import_module("paucal.cli.training").run, verb)
     commands = importlib.import_module("paucal.cli.commands")
     if verb in commands.COMMANDS:

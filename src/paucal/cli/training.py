@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from paucal.cli.arguments import CommandParser, add_data_arguments, add_settings, format_choices, parse_arguments
+from paucal.tasks.table import job_of, settings_of
 from paucal.types import UserError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ that you do not give are chosen from the images and the machine, and printed wit
 
 def run(verb: str, argv: Sequence[str]) -> int:
     """Run a training command; return the exit code, which is 130 if the run was stopped before its end."""
-    values, given, given_settings = parse_run_arguments(verb, DESCRIPTIONS[verb], _settings_type(verb), argv)
+    values, given, given_settings = parse_run_arguments(verb, DESCRIPTIONS[verb], settings_of(verb), argv)
     if _is_for_cluster(values):
         return _run_on_cluster(verb, values, argv)
     from paucal.runner.clock import command_start
@@ -43,9 +44,9 @@ def run(verb: str, argv: Sequence[str]) -> int:
     if verb == "train" and values.folds is not None and values.target is None and is_new_run:
         from paucal.tasks.classification.folds import train_folds
 
-        result = train_folds(_settings_type(verb)(**given_settings), given, Console())
+        result = train_folds(settings_of(verb)(**given_settings), given, Console())
         return 130 if isinstance(result, Stopped) else 0
-    job = _make_job(verb, values, "resume" in given)
+    job = job_of(verb) if verb != "train" else _select_training_job(values, "resume" in given)
     if values.print_config:
         print(show_config(job, job.settings_type(**given_settings), given), end="")
         return 0
@@ -56,31 +57,10 @@ def run(verb: str, argv: Sequence[str]) -> int:
     return 130 if isinstance(result, Stopped) else 0
 
 
-def _settings_type(verb: str) -> type:
-    """Import and return the settings of a command, without those of the other commands, which would slow its start."""
-    if verb == "train":
-        from paucal.methods.training_settings import TrainSettings as Settings
-    elif verb == "pretrain":
-        from paucal.methods.pretraining_settings import PretrainSettings as Settings
-    elif verb == "segment":
-        from paucal.tasks.segmentation.settings import SegmentSettings as Settings
-    else:
-        from paucal.tasks.detection.settings import DetectSettings as Settings
-    return Settings
+def _select_training_job(values: Namespace, is_resumed: bool) -> "AnyJob":
+    from paucal.tasks.train import read_target, select_job
 
-
-def _make_job(verb: str, values: Namespace, is_resumed: bool) -> "AnyJob":
-    if verb == "train":
-        from paucal.tasks.train import read_target, select_job
-
-        return select_job(read_target(values.resume) if is_resumed else values.target)
-    if verb == "pretrain":
-        from paucal.tasks.pretraining.job import PretrainingJob as Job
-    elif verb == "segment":
-        from paucal.tasks.segmentation.job import SegmentationJob as Job
-    else:
-        from paucal.tasks.detection.job import DetectionJob as Job
-    return Job()
+    return select_job(read_target(values.resume) if is_resumed else values.target)
 
 
 def parse_run_arguments(

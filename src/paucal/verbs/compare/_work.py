@@ -27,6 +27,7 @@ from paucal.runner.resuming import typed_settings
 from paucal.runs import RunFolder
 from paucal.runs.folder import SCORES_FILE
 from paucal.runs.lock import DEAD_AFTER_SECONDS, RENEWAL_SECONDS, is_locked, lock_folder, require_unlocked
+from paucal.tasks.table import job_of
 from paucal.types import UserError
 from paucal.verbs.compare.grid import (
     EVAL,
@@ -43,7 +44,6 @@ from paucal.verbs.compare.grid import (
     state_of,
     verb_settings,
 )
-from paucal.verbs.compare.jobs import job_of
 from paucal.verbs.eval.frozen import evaluate_frozen
 from paucal.verbs.eval.images import open_image_set
 from paucal.verbs.eval.segmentation import evaluate_segmenter

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training import unused_settings_of
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.resuming import CHANGEABLE
@@ -21,8 +20,7 @@ from paucal.runs import RunFolder
 from paucal.runs.folder import GRID_FILE, SCORES_FILE, is_grid_folder
 from paucal.runs.lock import is_locked
 from paucal.settings.options import flag, with_current_names, with_earlier_names
-from paucal.tasks.detection.settings import DetectSettings
-from paucal.tasks.segmentation.settings import SegmentSettings
+from paucal.tasks.table import TRAINING_TASKS, settings_of
 from paucal.types import UserError
 from paucal.verbs.compare.settings import Arm
 from paucal.verbs.eval.settings import EvalSettings
@@ -31,13 +29,7 @@ from paucal.wording import shorten
 FORMAT = 1  # version of the stored grid
 EVAL = "eval"  # command of cells that only evaluate a trained model
 # Settings class of each command whose runs can be cells.
-SETTINGS_OF_VERB: dict[str, type] = {
-    "train": TrainSettings,
-    "pretrain": PretrainSettings,
-    "detect": DetectSettings,
-    "segment": SegmentSettings,
-    EVAL: EvalSettings,
-}
+SETTINGS_OF_VERB = {**{verb: settings_of(verb) for verb in TRAINING_TASKS}, EVAL: EvalSettings}
 # Settings that do not change results. The images are identified by their fingerprint instead of their location.
 WITHOUT_EFFECT = ("data", "data_root", *CHANGEABLE)
 CELLS_FOLDER = "cells"

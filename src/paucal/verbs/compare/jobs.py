@@ -17,8 +17,7 @@ from paucal.runner.job import AnyJob, RunSetup
 from paucal.runner.time_budget import TimedJob, parse_duration, seconds_per_step
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.tuning import TIMED_STEPS, measure_seconds_per_image
-from paucal.tasks.classification.job import TrainingJob
-from paucal.tasks.pretraining.job import PretrainingJob
+from paucal.tasks.table import job_of
 from paucal.training.timed_steps import timed_steps
 from paucal.verbs.compare.grid import EVAL, verb_settings
 from paucal.verbs.eval.images import open_image_set
@@ -29,20 +28,6 @@ MAX_HASHED_IMAGES = 2000
 OVERHEAD_SECONDS = 4.0  # time that a classification run needs to open images, draw figures and write the report
 # Time that a pre-training run needs to open images, draw figures, write the report and evaluate the features.
 PRETRAINING_OVERHEAD_SECONDS = 20.0
-
-
-def job_of(verb: str) -> AnyJob:
-    """Return the job that trains the runs of a command."""
-    # Imported only when used, since both modules import the libraries that evaluate boxes or masks.
-    if verb == "detect":
-        from paucal.tasks.detection.job import DetectionJob
-
-        return DetectionJob()
-    if verb == "segment":
-        from paucal.tasks.segmentation.job import SegmentationJob
-
-        return SegmentationJob()
-    return TrainingJob() if verb == "train" else PretrainingJob()
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ from paucal.runs.folder import RUNS_FOLDER, is_grid_folder
 from paucal.runs.lock import lock_folder
 from paucal.settings.options import flag
 from paucal.settings.shared import DataSettings
+from paucal.tasks.table import job_of
 from paucal.types import UserError
 from paucal.verbs.compare.grid import EVAL, START, Grid, merge_grids, read_grid, verb_settings
-from paucal.verbs.compare.jobs import GridImages, job_of, open_images, seconds_of_run
+from paucal.verbs.compare.jobs import GridImages, open_images, seconds_of_run
 from paucal.verbs.compare.settings import Arm, GridSettings
 
 SEEDS = (0, 1, 2)  # default seeds
