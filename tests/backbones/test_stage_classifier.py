@@ -92,7 +92,7 @@ def test_classifier__passes_gradients_to_the_stages():
     assert bool(pixels.grad.isfinite().all())
     layer = model.get_submodule("fc")
     with torch.no_grad():
-        layer.weight[:, : layer.in_features - 2 * sum(one.channels for one in layer.pool.maps)] = 0
+        layer.weight[:, : layer.in_features - 2 * sum(one.channels for one in layer.pool.poolings)] = 0
     again = images().requires_grad_()
     model(again).sum().backward()  # through the stages alone
     assert float(again.grad.abs().sum()) > 0

@@ -58,7 +58,7 @@ def last_stage_poolings(model: nn.Module, image_size: Size) -> tuple[StagePoolin
     with recorded_outputs(model, names[-N_STAGES:]) as outputs, temporary_eval_mode(model):
         model(make_dummy_images(model, image_size))
     prefixes, channels_last = prefixes_and_channels_last(model)
-    maps = []
+    poolings = []
     for name in names[-N_STAGES:]:
         output, layout = last_tensor(outputs.get(name)), None
         if isinstance(output, Tensor):
@@ -66,8 +66,8 @@ def last_stage_poolings(model: nn.Module, image_size: Size) -> tuple[StagePoolin
         if layout is None:
             return ()
         channels = output.shape[1 if layout.kind == "nchw" else -1]
-        maps.append(StagePooling(name, layout.kind, layout.prefix, channels))
-    return tuple(maps)
+        poolings.append(StagePooling(name, layout.kind, layout.prefix, channels))
+    return tuple(poolings)
 
 
 class StagePool:
@@ -76,22 +76,22 @@ class StagePool:
     Hooks stay on the model until `close` is called.
     """
 
-    def __init__(self, model: nn.Module, maps: Sequence[StagePooling]) -> None:
-        self.maps, self._hooked = tuple(maps), HookedTensors()
-        self._handles = [hook_output(model, stage.name, self._hooked) for stage in maps]
+    def __init__(self, model: nn.Module, poolings: Sequence[StagePooling]) -> None:
+        self.poolings, self._hooked = tuple(poolings), HookedTensors()
+        self._handles = [hook_output(model, stage.name, self._hooked) for stage in poolings]
         self._hooked.tensors = {}
 
     @property
     def width(self) -> int:
         """Number S of pooled features that are appended to the last features."""
-        return 2 * sum(stage.channels for stage in self.maps)
+        return 2 * sum(stage.channels for stage in self.poolings)
 
     def join(self, features: Tensor) -> Tensor:
         """Return (B, D + S) features: the (B, D) last features, then the means and standard deviations of all maps."""
         stage_outputs, self._hooked.tensors = self._hooked.tensors or {}, {}
-        if len(stage_outputs) < len(self.maps):
+        if len(stage_outputs) < len(self.poolings):
             raise RuntimeError("the outputs of the last stages are missing: call the network, not only its classifier")
-        pooled = [stage.pool(stage_outputs[stage.name]) for stage in self.maps]
+        pooled = [stage.pool(stage_outputs[stage.name]) for stage in self.poolings]
         return torch.cat([features, *(mean for mean, _ in pooled), *(deviation for _, deviation in pooled)], 1)
 
     def close(self) -> None:
@@ -106,8 +106,10 @@ class StageClassifier(nn.Linear):
     This module replaces the network's classifier and, like the original classifier, is called with the last features.
     """
 
-    def __init__(self, model: nn.Module, maps: Sequence[StagePooling], n_last_features: int, n_classes: int) -> None:
-        pool = StagePool(model, maps)
+    def __init__(
+        self, model: nn.Module, poolings: Sequence[StagePooling], n_last_features: int, n_classes: int
+    ) -> None:
+        pool = StagePool(model, poolings)
         super().__init__(n_last_features + pool.width, n_classes)
         self.pool = pool
         self._n_last_features, self._ignores_stages = n_last_features, False
@@ -135,12 +137,12 @@ def stage_classifier(model: nn.Module) -> StageClassifier | None:
 
 def add_stage_classifier(model: nn.Module, image_size: Size) -> nn.Module:
     """Replace a model's linear classifier by a `StageClassifier` with random weights, in place; return the model."""
-    names, maps = classifier_modules(model), last_stage_poolings(model, image_size)
+    names, poolings = classifier_modules(model), last_stage_poolings(model, image_size)
     classifier = model.get_submodule(names[0]) if len(names) == 1 else None
-    if not isinstance(classifier, nn.Linear) or not maps:
+    if not isinstance(classifier, nn.Linear) or not poolings:
         raise UserError(
             f"a classifier on the last stages needs a linear classifier and stages that timm lists, which "
             f"{model_name(model)} does not have: choose another model."
         )
-    model.set_submodule(names[0], StageClassifier(model, maps, classifier.in_features, classifier.out_features))
+    model.set_submodule(names[0], StageClassifier(model, poolings, classifier.in_features, classifier.out_features))
     return model
