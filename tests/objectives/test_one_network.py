@@ -23,7 +23,7 @@ def batch(n: int = 6) -> Batch:
     return Batch(torch.arange(n) + 3, [torch.rand(n, 3, side, side, generator=generator) for side in sides])
 
 
-def test_derive_seed__depends_on_all_bits_and_suits_a_generator():
+def test_seed_of_step__depends_on_all_bits_and_suits_a_generator():
     assert seed_of_step(0, 0) != seed_of_step(2**32, 0)
     assert seed_of_step(2**62, 9) < 2**63
 
