@@ -38,7 +38,8 @@ class SparseTargets:
     def smoothed(self, amount: float, like_authors: bool = False) -> "SparseTargets":
         """Return the targets with label smoothing, (1 - amount) * target + amount / K; they sum to 1.
 
-        In the authors' code (`like_authors`), the factor is 1 - amount + amount / K, and the sum is 1 + amount / K.
+        With `like_authors`, targets are multiplied by 1 - amount + amount / K instead, as in the authors' code, so they
+        sum to 1 + amount / K.
         """
         shift = amount / self.num_classes
         factor = 1 - amount + shift if like_authors else 1 - amount
@@ -49,8 +50,8 @@ class SparseTargets:
 def compact_maps(values: Tensor, slots: Tensor, n_named: int) -> Tensor:
     """Return one map of logits per named class, (B, U, H, W) in float32, from the k largest logits of each cell.
 
-    `slots` has the index of each logit's class in the image's list of `n_named` classes, including padding; both
-    tensors are (B, k, H, W). The logit is 0 where a class is not among the k largest of the cell.
+    `slots` has the index of each logit's class among the image's `n_named` named classes, a number that includes the
+    padding; both tensors are (B, k, H, W). The logit is 0 where a class is not among the k largest of the cell.
     """
     batch, _, height, width = values.shape
     maps = values.new_zeros(batch, n_named, height, width, dtype=torch.float32)
@@ -129,13 +130,13 @@ def map_targets(
     """
     average, coverage = sample_maps(maps, geometry, size, covered)
     logits = average.flatten(2).transpose(1, 2)
-    is_listed = (classes >= 0)[:, None]
+    is_named = (classes >= 0)[:, None]
     # The maximum is at least 0, which is the logit of every class that is not named.
-    max_logits = logits.masked_fill(~is_listed, 0.0).amax(-1, keepdim=True).clamp(min=0)
-    weights = (logits - max_logits).exp() * is_listed
+    max_logits = logits.masked_fill(~is_named, 0.0).amax(-1, keepdim=True).clamp(min=0)
+    weights = (logits - max_logits).exp() * is_named
     other_weight = (-max_logits).exp()
     n_classes = num_classes if teacher_classes is None else teacher_classes[:, None, None]
-    n_unnamed = n_classes - is_listed.sum(-1, keepdim=True)
+    n_unnamed = n_classes - is_named.sum(-1, keepdim=True)
     total = weights.sum(-1, keepdim=True) + n_unnamed * other_weight
     token_coverage = None if coverage is None else coverage.flatten(1)
     targets = SparseTargets(classes, weights / total, (other_weight / total).squeeze(-1), num_classes, token_coverage)
@@ -181,7 +182,10 @@ def _points_per_cell(to_map: Tensor, map_sides: torch.Size, size: tuple[int, int
 
 
 def _max_points(map_cells: int, view_cells: int) -> int:
-    """Return 1.5 times the number of points per side that the whole image needs, since a rotated view may need more."""
+    """Return the largest number of sample points along a side of a view's cell.
+
+    This is 1.5 times the number for a view of the whole image, since a rotated view may need more.
+    """
     return -(-3 * map_cells // (2 * view_cells))
 
 

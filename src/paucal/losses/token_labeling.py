@@ -33,12 +33,12 @@ def soft_cross_entropy(logits: Tensor, targets: Targets) -> Tensor:
     if isinstance(targets, Tensor):
         targets = at_least_float32(targets)
         return targets.sum(-1) * normaliser - (targets * logits).sum(-1)
-    is_listed = (targets.classes >= 0)[:, None]
+    is_named = (targets.classes >= 0)[:, None]
     index = targets.classes.clamp(min=0)[:, None].expand_as(targets.named)
-    listed_logits = logits.gather(-1, index)
-    n_others = targets.num_classes - is_listed.sum(-1)
+    named_logits = logits.gather(-1, index)
+    n_others = targets.num_classes - is_named.sum(-1)
     probability_sum = targets.named.sum(-1) + n_others * targets.unnamed_probability
-    excess = ((targets.named - targets.unnamed_probability[..., None]) * listed_logits * is_listed).sum(-1)
+    excess = ((targets.named - targets.unnamed_probability[..., None]) * named_logits * is_named).sum(-1)
     return probability_sum * normaliser - (excess + targets.unnamed_probability * logits.sum(-1))
 
 
