@@ -35,7 +35,7 @@ class HookedTensors:
 
 
 class TensorHook:
-    """Stores a module's output or, as a pre-hook, which gets no output, its first input."""
+    """Stores a module's output if registered as a forward hook, its first input if registered as a forward pre-hook."""
 
     def __init__(self, hooked: HookedTensors, name: str) -> None:
         self.hooked, self.name = hooked, name

@@ -205,7 +205,7 @@ def _build_at_default_size(name: str, image_size: Size, user_args: dict[str, Any
 def fit_to_image_sizes(name: str, image_sizes: Sequence[Size], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return constructor arguments with which one model runs at several image sizes, (height, width) in pixels.
 
-    These are the arguments for the first size and, if needed, further ones.
+    The result is `arguments`, which fit the first size, and `dynamic_img_size` if the other sizes need it.
     """
     for size_arguments in ({}, {"dynamic_img_size": True}):
         extended = {**arguments, **size_arguments}

@@ -100,9 +100,9 @@ class PyramidBackbone(nn.Module):
         per_level = [*grids] * (len(self.levels) if self._has_single_grid else 1)
         maps = [level(grid) for level, grid in zip(self.levels, per_level, strict=True)]
         for level, stride in enumerate(self.strides):
-            side = (size[0] // stride, size[1] // stride)
-            if (maps[level].shape[-2], maps[level].shape[-1]) != side:
-                maps[level] = F.interpolate(maps[level], side, mode="bilinear", align_corners=False)
+            map_size = (size[0] // stride, size[1] // stride)
+            if (maps[level].shape[-2], maps[level].shape[-1]) != map_size:
+                maps[level] = F.interpolate(maps[level], map_size, mode="bilinear", align_corners=False)
         return maps
 
     def padded_size(self, height: int, width: int) -> Size:
@@ -145,7 +145,8 @@ def build_pyramid_backbone(
 ) -> PyramidBackbone:
     """Build a backbone that returns feature maps, for images of any size if the model supports this.
 
-    The size in the specification is that of the largest images. The default of `drop_path_rate` is the model's.
+    The size in the specification is that of the largest images. If `drop_path_rate` is None, the model's default is
+    used. See `PyramidBackbone` for `finest`.
     """
     spec = replace(spec, image_size=_input_size(spec))
     other_size = (2 * spec.image_size[0], spec.image_size[1])

@@ -280,23 +280,24 @@ def drloc_chance_level(height: int, width: int, reading: DrLocReading = PAPER) -
     return (total / 2 if is_mean else total).item()
 
 
-def _lowest_axis_loss(side: int, options: DrLocReading) -> Tensor:
+def _lowest_axis_loss(side: int, reading: DrLocReading) -> Tensor:
     # All pairs of cells (1, side^2, 2, 2) of one column, since the two axes of a pair are drawn independently.
     rows = torch.arange(side)
     cells = torch.cartesian_prod(rows, rows)
     pairs = torch.stack((cells, torch.zeros_like(cells)), dim=-1)[None]
-    if options.mode not in ("ce", "reg"):
-        offsets = pair_targets(pairs, side, 1, target=options.target, scale=options.scale)[0, :, 0].double()
+    if reading.mode not in ("ce", "reg"):
+        offsets = pair_targets(pairs, side, 1, target=reading.target, scale=reading.scale)[0, :, 0].double()
         return (offsets - offsets.median()).abs().mean()
-    classes = pair_classes(pairs, side, 1, classes=options.classes)[0, :, 0]
-    if options.mode == "ce":
+    classes = pair_classes(pairs, side, 1, classes=reading.classes)[0, :, 0]
+    if reading.mode == "ce":
         counts = classes.bincount().double()
         return torch.distributions.Categorical(counts / counts.sum()).entropy()
-    last = class_counts(side, side, options.classes)[0] - 1
+    last = class_counts(side, side, reading.classes)[0] - 1
     mean = torch.linspace(0, last, 10_001, dtype=torch.float64)
     error = (classes.double()[:, None] - mean).square().mean(0)
     # A distribution on {0, ..., last} has a variance of at most mean * (last - mean). The loss decreases as the
     # variance grows up to error / factor, a bound that matters only if the factor is far above its usual 0.001.
-    factor = options.log_variance_factor
-    variance = torch.minimum(mean * (last - mean), error / max(factor, 1e-12)) + 1e-8  # `offset_variance_regression`
+    factor = reading.log_variance_factor
+    # 1e-8 is the default `eps` of `offset_variance_regression`.
+    variance = torch.minimum(mean * (last - mean), error / max(factor, 1e-12)) + 1e-8
     return (error / variance + factor * variance.log()).min()

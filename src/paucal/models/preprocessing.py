@@ -20,7 +20,7 @@ MIN_CROP_RATIO = 0.1  # smallest allowed `crop_ratio`
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The steps that turn an image into the input of a model; see `WeightsPreprocessing` for the fields of weights."""
+    """The steps that turn an image into the input of a model; see `WeightsPreprocessing` for `crop_ratio` to `std`."""
 
     image_size: tuple[int, int]  # (height, width) of the input in pixels
     crop_ratio: float
@@ -99,7 +99,7 @@ class Preprocessing:
 
     @property
     def normalisation(self) -> Normalisation:
-        """Mean and standard deviation of the channels, as the last step."""
+        """The last step, which normalises each channel by its mean and standard deviation."""
         return Normalisation(self.mean, self.std)
 
     def transform(self) -> EvalTransform:

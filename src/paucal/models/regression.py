@@ -86,8 +86,8 @@ class RegressionCard(ModelCard):
     task: ClassVar[str] = REGRESSION
     formats: ClassVar[tuple[int, ...]] = (1,)
 
-    # Half the width of the 90 % prediction intervals or, if there are grades, the margin for `Grades.read`. Infinite if
-    # there were too few images for an estimate.
+    # Half the width of the 90 % prediction intervals or, if there are grades, the margin for
+    # `CumulativeLogitModel.read`. Infinite if there were too few images for an estimate.
     half_width: float = math.inf
     mean: float = 0.0  # mean of the target over the training images
     deviation: float = 1.0  # standard deviation of the target over the training images

@@ -27,7 +27,7 @@ DEVICES = ("cpu", "cuda", "mps")
 
 
 def read_card(run: RunFolder, card_class: type[C] = ModelCard) -> C:
-    """Read the card of a run's model; as `ModelCard`, the card of a regression model is a `RegressionCard`."""
+    """Read the card of a run's model; without a `card_class`, a regression model gives a `RegressionCard`."""
     if run.last.exists() and not run.card.exists():
         raise UserError(f"{str(run.path)!r} was stopped before it saved a model: resume the run with --resume first.")
     return card_from_dict(run.read_json(run.card.name), card_class)

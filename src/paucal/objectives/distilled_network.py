@@ -216,7 +216,7 @@ class StudentOrTeacher(nn.Module):
 
     def extract(self, crops: Sequence[Tensor]) -> CropFeatures:
         """Return the features of V crops, each (B, C, H, W); all crops of one size share a single forward pass."""
-        pooled, cells = list(crops), list(crops)
+        pooled, cells = list(crops), list(crops)  # placeholders for the features of each crop
         for numbers in group_by_size(crops):
             features = self.backbone(torch.cat([crops[number] for number in numbers]))
             grids = features.grids[0].flatten(2).transpose(1, 2)

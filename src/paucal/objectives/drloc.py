@@ -104,7 +104,8 @@ PRESETS = {
     ),
 }
 
-# Patterns of the names of backbones, the default weight of the loss and its source, by the family of the backbone.
+# By family of backbones: pattern of the backbones' names, default weight of the loss, and source of this weight. The
+# first pattern that matches counts; "other" matches every name.
 _FAMILIES = {
     "swin": (re.compile(r"(^|_)swin"), 0.5, "the paper's value for Swin-T"),
     "t2t": (re.compile(r"(^|_)t2t_"), 0.1, "the paper's value for T2T-ViT-14"),

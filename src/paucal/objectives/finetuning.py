@@ -225,7 +225,7 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Linear]:
 
 
 class LowRankAdapters(nn.Module):
-    """Adapters of some rank on the attention layers of a model, with hooks on the forward pass of its objective."""
+    """Low-rank adapters of a model's attention layers, which hooks attach during forward passes of the objective."""
 
     def __init__(self, objective: nn.Module, model: nn.Module, rank: int) -> None:
         super().__init__()

@@ -124,7 +124,7 @@ class LocalityGuidance(GuidedTerm):
     transformer. These blocks are spread evenly over the depth, and the last stage is compared with the last block. (The
     paper chooses the blocks for each model.) A 1 x 1 convolution per stage projects the block's features to the guide's
     channels. If the mean square of a stage's features is above 1, the loss of this stage is divided by the mean square
-    (`guide_energy`). With the paper's guides, the mean square hardly ever is above 1.
+    (`guide_energy`). With the paper's guides, the mean square is hardly ever above 1.
 
     Args:
         guide: Trained CNN, which stays frozen and in evaluation mode.

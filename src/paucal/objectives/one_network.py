@@ -51,7 +51,7 @@ class MultiViewObjective(BackboneObjective):
         """Return the (B, D) pooled features of each view; all views of one size share a single forward pass."""
         if self.training:
             self.tuner.set_modes(progress)
-        pooled = list(views)
+        pooled = list(views)  # placeholders for the features of each view
         for numbers in group_by_size(views):
             features = self.backbone(torch.cat([views[number] for number in numbers])).pooled
             for number, view_features in zip(numbers, features.chunk(len(numbers)), strict=True):

@@ -141,12 +141,12 @@ class TokenLabeling(ClassifierObjective):
         classes, options = label_maps["classes"], self.options
         maps = compact_maps(label_maps["values"], label_maps["slots"], classes.shape[1])
         # The authors' code also uses maps of central squares as maps of whole images.
-        theta = transpose_geometry(geometry[0]) if options.like_authors_code else geometry[0]
+        view_geometry = transpose_geometry(geometry[0]) if options.like_authors_code else geometry[0]
         covered = None if options.like_authors_code else label_maps.get("covered")
         count, n_teacher_classes = self.backbone.num_classes, label_maps.get("teacher_classes")
         targets = []
         for size in ((1, 1), self.backbone.grid):
-            exact = map_targets(maps, classes, theta, size, count, covered, n_teacher_classes)
+            exact = map_targets(maps, classes, view_geometry, size, count, covered, n_teacher_classes)
             targets.append(exact.smoothed(options.label_smoothing, options.like_authors_code))
         return targets[0], targets[1]
 

@@ -512,7 +512,7 @@ def checkpoint_filter_fn(state: Mapping[str, Any], model: nn.Module) -> dict[str
 
 _TINY, _SMALL = {"embed_dim": 192}, {"embed_dim": 384}
 _PATCH4, _PATCH2 = {"img_size": 32, "patch_size": 4}, {"img_size": 32, "patch_size": 2}
-# Parameters are counted with the classes of each variant.
+# The numbers of parameters include the classifier for each variant's number of classes.
 _VARIANTS: dict[str, dict[str, Any]] = {
     "dhvt_mini": {"embed_dim": 128, "depth": 6, **_PATCH4, "num_heads": 4},  # 1.5M parameters
     "dhvt_tiny_cifar_patch4": {**_TINY, **_PATCH4, "num_heads": 4},  # 6.0M parameters

@@ -141,7 +141,7 @@ class LvVitStem(nn.Module):
         self.proj = nn.Conv2d(in_chans, embed_dim, plan.overlap * stride, stride, padding)
 
     def set_input_size(self, img_size: int | Size) -> None:
-        """Set the image size, on which no weights depend."""
+        """Set the image size in pixels; no weights depend on this size."""
         height, width = height_and_width(img_size)
         require_whole_patches((height, width), self.patch_size[0])
         self.img_size = (height, width)

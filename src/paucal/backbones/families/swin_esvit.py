@@ -68,10 +68,10 @@ class Windows(NamedTuple):
 
     def shrink_to_map(self) -> "Windows":
         """Return windows that are not larger than the map, and are not shifted along sides with a single window."""
-        (height, width), (rows, columns), (down, right) = self.size, self.window, self.shift
+        (height, width), (rows, columns), (up, left) = self.size, self.window, self.shift
         return self._replace(
             window=(min(rows, height), min(columns, width)),
-            shift=(down if height > rows else 0, right if width > columns else 0),
+            shift=(up if height > rows else 0, left if width > columns else 0),
         )
 
 
@@ -82,8 +82,8 @@ def pad_and_shift(x: Tensor, windows: Windows, fill: Tensor | None = None) -> Te
             shape = [padded - side if index == axis else side for index, side in enumerate(x.shape)]
             filling = x.new_zeros(shape) if fill is None else fill.to(x.dtype).expand(shape)
             x = torch.cat([x, filling], axis)
-    down, right = windows.shift
-    return x.roll((-down, -right), (1, 2)) if down or right else x
+    up, left = windows.shift
+    return x.roll((-up, -left), (1, 2)) if up or left else x
 
 
 def unpad_and_unshift(x: Tensor, windows: Windows) -> Tensor:

@@ -255,7 +255,7 @@ class TokensToToken(nn.Module):
         self.project = nn.Linear(token_dim * NEXT_WINDOW**2, embed_dim)
 
     def set_input_size(self, img_size: int | Size) -> None:
-        """Set the image size in pixels, on which no weights depend."""
+        """Set the image size in pixels; no weights depend on this size."""
         height, width = height_and_width(img_size)
         self.grid_size = self.grid_of(height, width)
         self.img_size = (height, width)

@@ -1,8 +1,8 @@
 """The sparse and the full attention of Vision Longformer (Zhang et al. 2021, section 3).
 
 The tokens are g global tokens, followed by the cells (patch tokens) row by row. As in Swin, biases are added to the
-products of queries and keys. For each head, there is a bias for each offset between two cells, for each global token as
-query of cells, for each global token as key of cells, and for each pair of global tokens.
+products of queries and keys. Each head has a bias for each offset between two cells, two biases for each global token
+(for its attention to cells, and for the attention of cells to it), and a bias for each pair of global tokens.
 
 In sparse attention, a grid is divided into chunks of w x w cells. The published code pads the grid to a multiple of w,
 and computes the products of every chunk with its 8 neighbours; products with chunks outside the grid are masked
@@ -62,10 +62,10 @@ class _Axis(NamedTuple):
 def sparse_pairs(grid: Grid, window: int, mode: Mode, all_slots: bool, device: torch.device) -> QueryKeyPairs:
     """Return the pairs for a grid that is divided into chunks with the side `window`, in cells.
 
-    With `all_slots`, there are always 9 slots of w x w keys, so that some slots can be selected. `mode` selects the
-    cells to which a query attends: "blocks" for the 3x3 chunks around it that are in the grid; "exact" for the (2 w +
-    1)^2 cells around it; "cyclic" for 3x3 chunks, where a chunk at the border has neighbours at the opposite border;
-    "own" for its own chunk.
+    With `all_slots`, every chunk has 9 slots of w x w keys, even in a small grid, so that the caller can select slots
+    by their index. `mode` selects the cells to which a query attends: "blocks" for the 3x3 chunks around it that are in
+    the grid; "exact" for the (2 w + 1)^2 cells around it; "cyclic" for 3x3 chunks, where a chunk at the border has
+    neighbours at the opposite border; "own" for its own chunk.
     """
     height, width = grid
     rows = _build_axis(height, window, mode, all_slots, device)
@@ -185,6 +185,7 @@ class VilAttention(nn.Module):
     def __init__(self, settings: AttentionSettings, table_grid: Grid) -> None:
         super().__init__()
         width, heads, self.global_tokens = settings.width, settings.heads, settings.global_tokens
+        # `window_size` is timm's name of the grid of a bias table; `weights.adapt` reads this attribute.
         self.num_heads, self.window_size = heads, table_grid
         self.scale = (width // heads) ** -0.5
         self.fused_attn = use_fused_attn()

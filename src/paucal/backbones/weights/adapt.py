@@ -117,7 +117,10 @@ def _convert_by_timm(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Te
 
 
 def _dropped_names(source: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of tensors that a conversion dropped; empty if unknown, as it may have merged tensors."""
+    """Return the names of tensors that a conversion dropped.
+
+    The list is empty if the conversion made new tensors with new names, since it may have merged tensors into them.
+    """
     kept_ids = {id(value) for value in converted.values()}
     source_ids = {id(value) for value in source.values()}
     if any(name not in source and id(value) not in source_ids for name, value in converted.items()):

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from paucal.backbones.names import timm_config
 
-# Largest number of a file's mappings that are tried, starting with the largest mapping, and largest number of prefixes
-# that are tried per mapping, starting with the most frequent prefix.
+# At most `MAX_MAPPINGS` mappings of a file are tried, those with the most tensors first, and at most `MAX_PREFIXES`
+# prefixes per mapping, the most frequent prefix first.
 MAX_MAPPINGS, MAX_PREFIXES = 6, 3
 # If a file has several networks, networks whose keys contain a word of `PREFERRED_WORDS` are tried first, and networks
 # whose keys contain a word of `LAST_WORDS` last. Averaged networks (DINO, EsViT, moving averages) are more accurate.
@@ -100,7 +100,7 @@ class Program:
     name: str  # name of the repository
     name_patterns: tuple[str, ...]  # regular expressions; each matches the name of a tensor
     model_patterns: tuple[str, ...]  # shell patterns of the models to which weights may belong, the most likely first
-    method_pattern: str = r"(?!)"  # matches the names of the training method's tensors, such as projection heads
+    method_pattern: str = r"(?!)"  # matches names of the method's tensors, such as projection heads; by default no name
     # Renames tensors to the model's names; not needed if timm's conversion renames them.
     rename: Callable[[State], State] = dict
     # Whether models are evaluated with the crop ratios of their timm configurations; False if images are resized to 256
@@ -201,7 +201,7 @@ class WeightsPreprocessing:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "WeightsPreprocessing":
-        """Return the object for the output of `dataclasses.asdict`, perhaps from a JSON file, with unchecked values."""
+        """Return the object from the output of `dataclasses.asdict`, for example from JSON; values are not checked."""
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
         return cls(**values)
 

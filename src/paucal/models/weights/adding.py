@@ -100,7 +100,7 @@ def check_weights(
     licence_text: str = "",
     image_input: WeightsPreprocessing | None = None,
 ) -> CheckedWeights:
-    """Check weights for all parameters of a model by loading them into the model and running it once.
+    """Check that weights cover all parameters of a model, by loading them into the model and running it once.
 
     If `image_input` is None, the weights need timm's preprocessing if the name has a tag, else the preprocessing of the
     program that wrote the file.

@@ -36,9 +36,9 @@ def attend(
 def cached_on_device(compute: Callable[..., T]) -> Callable[..., T]:
     """Cache the tensors that a function computes from sizes and, as the last argument, a device.
 
-    The returned function gets a tensor on the device instead of the device. All models of the process share the results
-    for the most recent sizes. Results for compiled code or for another type of tensor are not cached, since they cannot
-    be used elsewhere.
+    The returned function takes any tensor on the device instead of the device. All models of the process share the
+    results for the most recent sizes. Results for compiled code or for another type of tensor are not cached, since
+    they cannot be used elsewhere.
     """
     # Tensors made in inference mode could not be used in training.
     cached = lru_cache(maxsize=64)(torch.inference_mode(False)(compute))

@@ -23,8 +23,9 @@ IMAGENET_STATISTICS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.22
 def make_default_cfg(first_conv: str, classifier: str | tuple[str, ...] = "head", **changes: Any) -> dict[str, Any]:
     """Return timm's configuration of a model without published weights, for `generate_default_cfgs`.
 
-    `first_conv` is the dotted name of the layer whose input is the image, `classifier` those of the layers whose
-    outputs are the logits. Models that need `img_size` when they are built have `fixed_input_size=True`.
+    `first_conv` is the dotted name of the layer whose input is the image. `classifier` is the dotted name of the layer
+    whose outputs are the logits, or a tuple of names. Models that need `img_size` when they are built have
+    `fixed_input_size=True`.
     """
     return {
         "url": "",
@@ -111,7 +112,7 @@ class ModelWithClassifier(nn.Module):
     pools: tuple[str, ...] = ("avg", "")  # allowed values of `global_pool`
     # Name of the attribute with the modules whose outputs are intermediate features.
     level_modules: Literal["blocks", "stages"] = "blocks"
-    undecayed_names: tuple[str, ...] = ("cls_token",)  # ends of the names of parameters without weight decay
+    undecayed_names: tuple[str, ...] = ("cls_token",)  # suffixes of the names of parameters without weight decay
     norm: nn.Module
     feature_info: list[dict[str, Any]]
 
@@ -217,7 +218,7 @@ def match_model(model: nn.Module, new_module: nn.Module) -> nn.Module:
 
 
 def rename(name: str, rules: Iterable[tuple[str, str]]) -> str:
-    """Apply the first matching pair of a regular expression for the beginning of a name and its replacement."""
+    """Rename by the first rule that matches: a regular expression for the start of the name, and its replacement."""
     for pattern, replacement in rules:
         renamed, count = re.subn(rf"^(?:{pattern})", replacement, name)
         if count:
