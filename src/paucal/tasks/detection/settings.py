@@ -8,7 +8,8 @@ from paucal.settings.shared import FractionSettings, JobSettings, SyncBatchNormS
 from paucal.tasks.detection.network import options
 from paucal.tasks.detection.network.options import HEADS, MAX_PROPOSAL_LAYERS, DetectorOptions
 
-# The layouts of boxes in data.boxes.opening.LAYOUTS, which the help names without importing their readers.
+# Names of the layouts in `paucal.data.boxes.opening.LAYOUTS`; a copy, since the help must not import the readers of
+# these layouts.
 BOX_LAYOUTS = "COCO, Pascal VOC, YOLO, LabelMe, Label Studio, CVAT, or a CSV of boxes"
 
 
@@ -63,8 +64,8 @@ class LossSettings:
     box_loss: options.BoxLoss = option("box loss of the heads; giou has weight 10", "smooth-l1")
     proposal_loss: options.ProposalLoss = option("box loss of the proposal network", "smooth-l1")
     matching: options.Matching = option(
-        "boxes assigned to an object in addition to those with enough IoU: as in torchvision, the anchors of highest "
-        "IoU (at least 0.3), or also the regions of highest IoU",
+        "boxes assigned to an object in addition to those with enough IoU: torchvision (as in torchvision), anchors "
+        "(the anchor of highest IoU, if at least 0.3), regions (also the proposal of highest IoU)",
         "torchvision",
     )
     empty_images: Literal["keep", "drop"] = option(
@@ -141,6 +142,12 @@ class DetectSettings(
     )
     drop_path: float | None = option(  # pyright: ignore[reportIncompatibleVariableOverride] (the backbone's own)
         "stochastic depth rate", group="model", low=0, high=0.95
+    )
+    init: str | None = option(
+        "initial weights of the backbone: a run folder, a weights file (.safetensors, .pth), 'timm' (the weights that "
+        "timm publishes) or 'none'; or 'coco' for all layers of a detector that torchvision trained on COCO; by "
+        "default, pretrained weights on this machine or, if there are none, from the network",
+        group="fine-tuning",
     )
     img_size: list[int] = option(
         "maximum longer side of an image in pixels, or maximum shorter and longer side", group="model"

@@ -144,7 +144,8 @@ class SegmentSettings(
         "side in pixels, or height and width, of the crops and windows that the network sees", group="model"
     )
     init: str | None = option(
-        "start the backbone from a run folder, a weights file (.safetensors, .pth), 'timm' (its published weights), "
-        "'auto' (trained weights on this machine, or fetched) or 'none'; by default auto",
+        "initial weights of the backbone: a run folder, a weights file (.safetensors, .pth), 'timm' (the weights that "
+        "timm publishes), 'none' or 'auto' (pretrained weights on this machine or, if there are none, from the "
+        "network); by default auto",
         group="fine-tuning",
     )
