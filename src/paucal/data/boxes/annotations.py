@@ -1,4 +1,4 @@
-"""Images with boxes as annotation files describe them, before a comparison with the image files."""
+"""Images with boxes as annotation files describe them, not yet checked against the image files."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -157,7 +157,8 @@ def unpack_run_lengths(text: bytes) -> NDArray[np.int64]:
     """Decode a mask in COCO's text format to the lengths of alternating runs of zeros and ones, column by column.
 
     The lowest bits of a number come first. From the fourth number on, a number is the difference from the run length
-    two positions earlier. pycocotools does not check the text, which raises a ValueError here, and is 100 times slower.
+    two positions earlier. Invalid text raises a ValueError; pycocotools does not check the text, and is 100 times
+    slower.
     """
     if len(text) > MAX_TEXT_LENGTH:
         raise ValueError(f"the mask has {len(text):,} characters, at most {MAX_TEXT_LENGTH:,} are read")

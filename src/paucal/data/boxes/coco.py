@@ -48,7 +48,7 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
         if not file.lower().endswith(".json"):
             continue
         is_coco = bool(_COCO_NAME.fullmatch(file.rpartition("/")[2].lower()))
-        # A few bytes are enough to recognise most other files.
+        # Most files of other layouts are ruled out by these few bytes.
         if not is_coco and contains_json_key(tree.peek(file, HEAD_BYTES), *ENTRIES):
             content = tree.peek(file, PEEK_BYTES)
             has_entries = all(contains_json_key(content, name) for name in ENTRIES)

@@ -32,7 +32,10 @@ _Object = tuple[str, Corners, Any]  # class name, box, outline
 
 
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return LabelMe JSON files, and the JSON files beside them that are named like an image and may be damaged."""
+    """Return LabelMe JSON files, and the other JSON files beside them that have the stem of an image.
+
+    The others may be damaged LabelMe files, which are reported when they are read.
+    """
     json_files = [file for file in files if file.lower().endswith(JSON_SUFFIX)]
     recognised = {
         file for file in json_files if all(contains_json_key(tree.peek(file, HEAD_BYTES), name) for name in ENTRIES)

@@ -147,12 +147,15 @@ class ImageFinder:
         return paths
 
     def _most_common_base_folder(self, matches_per_name: Sequence[Sequence[Match]], file: str, part: str) -> str | None:
-        """Return the folder to which names are relative: of folders with half of the images, the nearest to `file`."""
+        """Return the folder that the names are most likely relative to; None if no name matches an image.
+
+        This is the folder nearest to `file` among the folders in which at least half of the names match an image.
+        """
         counts = Counter(match.base for matches in matches_per_name for match in matches)
         if not counts:
             return None
         fitting_counts = {base: count for base, count in counts.items() if fits_split(f"{base}/", part)} or counts
-        # Half of the matched names, or fewer if no folder has half of them.
+        # Half of the names that match an image, or fewer if no folder has so many.
         min_count = min(max(fitting_counts.values()), -(-sum(map(bool, matches_per_name)) // 2))
         ranked = sorted(
             (_base_folder_penalty(base, file, part), len(plain_folders(base)), base)

@@ -111,7 +111,10 @@ def find_annotation_files_in_tree(tree: Tree) -> list[AnnotationFiles]:
 
 
 def find_unsupported_files(tree: Tree) -> AnnotationFiles | None:
-    """Return a file in an unsupported layout or, in a folder without images, an archive with annotation files."""
+    """Return a file in an unsupported layout or, in a folder without images, an archive with annotation files.
+
+    The result is None if there is no such file.
+    """
     for layout in UNSUPPORTED:
         for file in tree.files_ending(*layout.suffixes)[:MAX_FILES_SEARCHED]:
             if layout.pattern.search(ascii_bytes(tree.peek(file, SEARCHED_BYTES))):
@@ -205,7 +208,10 @@ def root_of_set(file: str) -> str:
 
 
 def _read_preferred_layout(groups: Sequence[AnnotationFiles], tree: Tree) -> AnnotationSet:
-    """Read the files of each layout, and return those with the most images; only the first layout must be valid."""
+    """Read the files of each layout, and return the annotations of the layout with the most images.
+
+    A layout that cannot be read is skipped with a note, unless it is the first.
+    """
     annotations: dict[str, AnnotationSet] = {}
     notes: list[str] = []
     for group in groups:

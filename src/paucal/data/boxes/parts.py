@@ -41,7 +41,10 @@ def assign_splits(annotations: AnnotationSet, tree: Tree) -> AnnotationSet:
 
 
 def _read_part_lists(images: Sequence[AnnotatedImage], tree: Tree, notes: list[str]) -> dict[str, str]:
-    """Return the split of each image that a list file names, by the key of the image; append notes on other lines."""
+    """Return the split of each image in the list files, by the key of the image.
+
+    Notes on lines that name no image are appended to `notes`.
+    """
     finder = _ListedImageFinder(images, tree)
     parts: dict[str, str] = {}
     for file in _find_lists(tree):

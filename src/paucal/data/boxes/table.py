@@ -101,7 +101,8 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
             text = decode_text(head[:end] if end > 0 else head, file).text
         except UserError:
             continue
-        for lines in (text, text.partition("\n")[0]):  # only the first line if the text ends within quotes
+        # Reading fails if the text ends within quotes; then only the first line is read.
+        for lines in (text, text.partition("\n")[0]):
             with suppress(UserError):
                 rows = [row.cells for row in islice(csv_rows(Path(file), lines), HEAD_ROWS)]
                 if rows and (find_columns(rows[0]) or _find_columns_by_content(rows)):

@@ -42,7 +42,10 @@ class Tree:
         return [path for path in self.files if path.lower().endswith(suffixes)]
 
     def read_text(self, path: str, max_bytes: int, notes: list[str] | None = None) -> str:
-        """Return the text of a file up to `max_bytes` bytes; append a note to `notes` if the encoding is guessed."""
+        """Return the text of a file; append a note to `notes` if the encoding is guessed.
+
+        A file of more than `max_bytes` bytes is refused.
+        """
         text, _, note = decode_text(self.read(path, max_bytes), self.shown_path(path))
         if note and notes is not None:
             notes.append(note)
@@ -57,7 +60,7 @@ class Tree:
         return [line for line in lines if line or keep_blank]
 
     def read_json(self, path: str, max_bytes: int, advice: str, notes: list[str] | None = None) -> Any:
-        """Return the content of a JSON file, as `read_text` reads it; `advice` ends the error for invalid JSON."""
+        """Return the content of a JSON file, as `read_text` reads it; `advice` says what to do about invalid JSON."""
         text = self.read_text(path, max_bytes, notes)
         try:
             return parse_json(text)

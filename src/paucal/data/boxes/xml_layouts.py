@@ -43,7 +43,10 @@ _FIRST_ELEMENT = re.compile(rb"<([A-Za-z_][\w.:-]*)")
 
 
 def find_voc(tree: Tree, files: Sequence[str]) -> list[str]:
-    """Return the XML files that describe one image each, and all XML files beside them, which may be damaged."""
+    """Return the XML files that describe one image each, and the other XML files beside them.
+
+    The others may be damaged Pascal VOC files, which are reported when they are read.
+    """
     roots = {file: _root_name(tree, file) for file in files if file.lower().endswith(XML_SUFFIX)}
     folders = {file.rpartition("/")[0] for file, root in roots.items() if root == "annotation"}
     return [file for file, root in roots.items() if file.rpartition("/")[0] in folders and root != "annotations"]
@@ -252,7 +255,7 @@ def _add_cvat_shape(image: AnnotatedImage, shape: ElementTree.Element, shown_pat
 def _cvat_outline(shape: ElementTree.Element, size: tuple[int, int] | None) -> tuple[Corners | None, object]:
     """Return the box and the outline of a shape; the box is None if the shape has no area.
 
-    Invalid numbers raise a ValueError, and a run in a mask whose length exceeds 64 bits an OverflowError.
+    Invalid numbers raise a ValueError, and a run length of a mask that exceeds 64 bits raises an OverflowError.
     """
     if shape.tag == "box":
         left, top, right, bottom = (float(shape.get(edge) or "") for edge in CVAT_EDGES)
