@@ -186,7 +186,7 @@ def find_coding(
     void = _ignored_value(ignore, in_colour)
     if requested_kind in (None, "index") and not in_colour:
         consistency.refuse_mixed_codings(stats, void)
-        consistency.refuse_specks(stats, void)
+        consistency.refuse_stray_pixels(stats, void)
     if named_classes is not None and named_classes.values is not None:
         if named_classes.has_colours != in_colour:
             raise UserError(
@@ -215,7 +215,7 @@ def find_coding(
 
 
 def require_same_coding(coding: MaskCoding, stats: MaskStatistics, ignore: Sequence[int] | None = None) -> None:
-    """Refuse masks that `MaskCoding.encode` would accept, but whose values had another meaning in a run or model."""
+    """Refuse masks whose values have another meaning than in `coding`, although `coding.encode` would accept them."""
     if coding.kind == "binary":
         consistency.refuse_faint(stats, coding.ignore)
     elif coding.kind == "index" and ignore is None and not stats.has_colour:
@@ -280,7 +280,11 @@ def _require_kind(kind: CodingKind, stats: MaskStatistics, values: list[int], in
 
 
 def _code_values(kind: CodingKind, values: list[int], void: int | None, n_names: int) -> MaskCoding:
-    """Return the coding of masks with these values, given the value `void` of unlabelled pixels and the class names."""
+    """Return the coding of masks of this kind.
+
+    `values` are the values of labelled pixels, `void` is the value of unlabelled pixels (None if there is none), and
+    `n_names` is the number of class names that the user gave (0 for none).
+    """
     if kind == "binary":
         top = 1 if max(values) == 1 else 255
         if len({value >= min(top, BINARY_THRESHOLD) for value in values}) < 2:

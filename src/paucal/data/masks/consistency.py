@@ -21,7 +21,8 @@ MIN_FOREGROUND = 64  # lowest value that means "foreground"; lower values are cl
 # Files that mix the values of two codings count as mistakes if there are fewer such files than this fraction of the
 # files of either coding.
 MAX_MIXED_FRACTION = 0.1
-MIN_SPECK_RATIO = 200  # small values are specks if 0 and 255 each have over 200 times as many pixels
+# Pixels with a value from 1 to 63 are stray pixels if 0 and 255 each have more than this many times as many pixels.
+MIN_STRAY_RATIO = 200
 # Neighbouring grey levels that differ by at most `MAX_SAME_GAP` belong to one class, and levels that differ by at least
 # `MIN_CLASS_GAP` belong to two classes.
 MAX_SAME_GAP, MIN_CLASS_GAP = 7, 16
@@ -141,17 +142,17 @@ def is_black_and_white(stats: MaskStatistics, values: Sequence[int]) -> bool:
     return _does_one_mean_white(stats) and not stats.has_palette and set(values) <= {0, 1, WHITE}
 
 
-def refuse_specks(stats: MaskStatistics, void: int | None) -> None:
-    """Refuse masks of 0 and 255 that have a few pixels of a small value.
+def refuse_stray_pixels(stats: MaskStatistics, void: int | None) -> None:
+    """Refuse masks of 0 and 255 that also have a few pixels with a small value, which is probably a mistake.
 
-    With such a value, the masks would be read as class numbers, and 255 would mean "not labelled".
+    Because of these pixels, the masks would be read as class numbers, and 255 would mean "not labelled".
     """
     pixels = {value: count for value, count in stats.pixel_counts.items() if value != void}
     small_values = {value: count for value, count in pixels.items() if 0 < value < MIN_FOREGROUND}
     if not small_values or set(pixels) - set(small_values) != {0, VOID}:
         return
     n_small = sum(small_values.values())
-    if n_small * MIN_SPECK_RATIO < min(pixels[0], pixels[VOID]):
+    if n_small * MIN_STRAY_RATIO < min(pixels[0], pixels[VOID]):
         example_files = describe_files(stats.files_with_value(min(small_values)))
         raise UserError(
             f"the masks have the values 0 and 255, and {counted(n_small, 'pixel')} with the value "

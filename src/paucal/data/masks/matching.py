@@ -130,7 +130,7 @@ class _Matching:
         return self._find_first(mask, [*parse_mask_name(mask.stem), MaskName(mask.stem)])
 
     def _find_numbered(self, mask: NormalisedFile) -> ImageAndName | None:
-        """Find the image `a`, or an image `a_1` without a mask, for the mask `a_mask_1`; refuse both."""
+        """Find the image `a`, or an image `a_1` without a mask, for the mask `a_mask_1`; refuse it if both exist."""
         matches = [self._find_first(mask, [name]) for name in parse_numbered_name(mask.stem)]
         candidates = [pair for pair in matches if pair and (pair[1].number or pair[0].key not in self._assigned)]
         if len({image.key for image, _ in candidates}) > 1:
@@ -226,10 +226,13 @@ class _Matching:
             )
 
     def _select_masks(self, image: NormalisedFile, decoys: list[NormalisedFile]) -> list[str]:
-        """Return the sorted keys of an image's masks; append masks that repeat one in a second coding to `decoys`."""
+        """Return the sorted keys of an image's masks.
+
+        Of Cityscapes' masks, which have two codings, those in the coding that is not used are appended to `decoys`.
+        """
         pairs = self._assigned[image.key]
         kinds = {name.kind for _, name in pairs}
-        if len(kinds) > 1 and all(kind.endswith("ids") for kind in kinds):  # Cityscapes' labelIds and labelTrainIds
+        if len(kinds) > 1 and all(kind.endswith("ids") for kind in kinds):  # labelIds and labelTrainIds
             decoys += [mask for mask, name in pairs if "train" not in name.kind]
             pairs = [(mask, name) for mask, name in pairs if "train" in name.kind]
         pairs = sorted(pairs, key=lambda pair: (len(pair[1].number), pair[1].number, pair[0].key))

@@ -111,8 +111,8 @@ def _find_class_names(masks: UncodedMasks, notes: list[str]) -> NamedClasses | N
 def _find_class_tables(pairs: ImageMaskPairs) -> list[Path]:
     """Return the tables of classes in the folders of the first image and the first mask, and in folders above these.
 
-    At most `MAX_PARENTS` folders above a file are searched, up to the root or out of it. Folders whose names stand for
-    images, masks or a split do not end the search.
+    The search goes up from a file's own folder, through at most `MAX_PARENTS` folders, to the root or, for a file
+    outside of the root, to the folder above its own. Folders named after images, masks or a split do not end it.
     """
     folders: list[Path] = []
     for file in [file for pair in pairs.pairs[:1] for file in (pairs.root / pair.key, pair.masks[0])]:

@@ -241,7 +241,10 @@ def _read_mask_table(file: Path) -> ImageMaskPairs:
 
 
 def _column_positions(cells: Sequence[str]) -> tuple[int, int, int | None] | None:
-    """Return the positions of the image, mask and split column (or None); None without an image or a mask column."""
+    """Return the positions of the columns of images, masks and splits; the last is None if there are no splits.
+
+    The result is None unless there are a column of images and a column of masks.
+    """
     column_names = list(map(normalise_column_name, cells))
     image, mask, part = (first_position(column_names, names) for names in (IMAGE_COLUMNS, MASK_COLUMNS, SPLIT_COLUMNS))
     return None if image is None or mask is None else (image, mask, part)

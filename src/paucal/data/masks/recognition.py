@@ -32,7 +32,7 @@ from paucal.wording import counted, was_or_were
 
 MIN_NAMED_FRACTION = 0.1  # smallest fraction of files named like masks for which the names are not a coincidence
 SAMPLED_NAMES = 4096  # largest number of file names that are checked for words such as "mask"
-MAX_READ_FILES = 5  # number of files of a kind whose colours are counted
+MAX_READ_FILES = 5  # maximum number of files per folder, or of masks per set, whose colours are counted
 MIN_PHOTO_COLOURS = 256  # photographs have more colours than this
 MAX_MASK_COLOURS = 32  # maximum number of colours in a mask whose folder has no name for masks
 _WORD = re.compile(rf"(?:^|[\W_])(?:{MASK_WORDS})(?:$|[\W_]|\d)", re.IGNORECASE)
@@ -99,7 +99,11 @@ def _separate_by_file_names(keys: Sequence[str]) -> ImageAndMaskFiles:
 
 
 def find_folders_by_colours(keys: Sequence[str], store: Store) -> tuple[str, str] | None:
-    """Return the folder of photographs and the folder of masks; None unless both have equal file names and sizes."""
+    """Return the folder of photographs and the folder of masks, told apart by their numbers of colours.
+
+    The result is None unless the set consists of two folders with the same file names and image sizes, and the images
+    of one folder have many colours and those of the other few.
+    """
     files_by_folder: dict[str, dict[str, int]] = {}
     for index, key in enumerate(keys):
         folder, _, path = key.partition("/")
@@ -213,7 +217,7 @@ def _may_have_masks(keys: Sequence[str]) -> bool:
 
 
 def _has_content(key: str, content: str) -> bool:
-    """Return whether a file has a `FolderRole.content`; folders named only after a split (`train/`) have images."""
+    """Return whether a file's folders have this `FolderRole.content`; a folder named only after a split has images."""
     roles = [folder_role(name) for name in PurePosixPath(key.rpartition("/")[0]).parts]
     default = "image" if any(role.part for role in roles) else ""
     return next((role.content for role in reversed(roles) if role.content), default) == content
