@@ -71,15 +71,21 @@ class BoxBatch:
 class BoxedDataset(Dataset[BoxSample]):
     """Reads an image and its boxes by key, and applies the same transforms to the image and the boxes.
 
-    The transform `view` draws from torch's global generator, which is seeded from (seed, epoch, index, repeat) for each
+    The transform draws from torch's global generator, which is seeded from (seed, epoch, index, repeat) for each
     sample. Boxes with a side below `min_side` pixels of the annotated image, which may be larger than the stored image,
     are left out.
     """
 
     def __init__(
-        self, boxed: BoxedImages, view: BoxTransform, seed: int, pasting: CopyPaste | None = None, min_side: float = 0.0
+        self,
+        boxed: BoxedImages,
+        transform: BoxTransform,
+        seed: int,
+        pasting: CopyPaste | None = None,
+        min_side: float = 0.0,
     ) -> None:
-        self._boxed, self._view, self._seed, self._pasting, self._min_side = boxed, view, seed, pasting, min_side
+        self._boxed, self._transform, self._seed, self._pasting = boxed, transform, seed, pasting
+        self._min_side = min_side
 
     def __len__(self) -> int:
         return len(self._boxed.images)
@@ -94,18 +100,18 @@ class BoxedDataset(Dataset[BoxSample]):
             return [self._sample(key) for key in keys]
 
     def _sample(self, key: SampleKey) -> BoxSample:
-        stored = self._read_view(key.index)
+        stored = self._read_annotated(key.index)
         reseed(self._seed, *key)
-        viewed, target = self._view(*stored)
+        image, target = self._transform(*stored)
         other = None if self._pasting is None else self._pasting.draw_source_index(key.index)
         if self._pasting is not None and other is not None:
-            viewed, target = self._pasting((viewed, target), self._view(*self._read_view(other)))
+            image, target = self._pasting((image, target), self._transform(*self._read_annotated(other)))
         boxes = torch.as_tensor(target["boxes"]).as_subclass(Tensor).float()
         masks = target["masks"].as_subclass(Tensor) if "masks" in target else None
         size = self._boxed.boxes_of(key.index).size
-        return BoxSample(key.index, viewed.as_subclass(Tensor), boxes, target["labels"], size, masks)
+        return BoxSample(key.index, image.as_subclass(Tensor), boxes, target["labels"], size, masks)
 
-    def _read_view(self, index: int) -> tuple[tv_tensors.Image, Target]:
+    def _read_annotated(self, index: int) -> tuple[tv_tensors.Image, Target]:
         """Return a stored image with its boxes, labels and masks, without crowds and small boxes."""
         image = tv_tensors.Image(self._boxed.images.store.read(index))
         boxes = self._boxed.boxes_of(index)

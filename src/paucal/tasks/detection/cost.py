@@ -11,8 +11,9 @@ from paucal.tasks.detection.network.options import DetectorOptions
 from paucal.tasks.detection.network.region_heads import BOX_POOL_SIZE, MASK_POOL_SIZE
 from paucal.tasks.detection.settings import DetectSettings, detector_options
 
-REGIONS = 1000  # default number of proposals per image that the heads score, as in published counts
-OBJECTS = 100  # number of objects per image whose masks are predicted, as in published counts
+# Proposals per image that the heads classify by default, and objects per image whose masks are predicted, as in
+# published numbers of multiply-adds.
+REGIONS, OBJECTS = 1000, 100
 
 
 def detector_cost(
@@ -26,7 +27,7 @@ def detector_cost(
         spec: Backbone, with the image size in pixels.
         classes: Number of classes of objects.
         options: Options of the detector, or the settings that determine them.
-        regions: Proposals per image that each head scores.
+        regions: Number of proposals per image that each head classifies.
 
     Example:
         >>> options = DetectorOptions(channels=32, head_dim=16)

@@ -79,7 +79,7 @@ def average_precision(matches: Sequence[ClassMatches], thresholds: slice = slice
 class DetectionScores:
     """Scores of a detector on some images."""
 
-    images: int
+    images: int  # number of images
     scores: Mapping[str, Score]  # "ap" and "ap50" with 95 % intervals; also "mask_ap" and "mask_ap50" with masks
     metrics: Mapping[str, float]  # all scores as plain numbers, by name
     per_class: ByClass  # average precision of boxes by class name; None for classes without an object
@@ -127,9 +127,9 @@ def evaluate_detections(
     kinds = {"": False, MASK_PREFIX: True} if f"{MASK_PREFIX}ap" in values else {"": False}
     matches = {kind: match_detections(detections, truth, len(classes), masks) for kind, masks in kinds.items()}
     measures = {
-        f"{kind}{name}": average_precision(kind_matches, overlaps)
+        f"{kind}{name}": average_precision(kind_matches, thresholds)
         for kind, kind_matches in matches.items()
-        for name, overlaps in (("ap", slice(None)), ("ap50", slice(0, 1)))
+        for name, thresholds in (("ap", slice(None)), ("ap50", slice(0, 1)))
     }
     draws = zip(measures, Bootstrap(draws=BOOTSTRAP_DRAWS).scores([*measures.values()], len(truth)), strict=True)
     scores = {name: percentile(values[name], column) for name, column in draws}

@@ -69,11 +69,11 @@ class DetectionListener(EpochListener[DetectionSetup]):
 
 
 class StepPlan(NamedTuple):
-    """The planned length of a run; if the time is too short, 0 steps and only the seconds after training."""
+    """The planned length of the rest of a run."""
 
-    steps: int
+    steps: int  # number of training steps; 0 if the time is too short
     judge_every: int  # number of steps between two evaluations
-    seconds: float
+    seconds: float  # seconds of training, validation and final work; of the final work only if `steps` is 0
 
 
 class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
@@ -173,8 +173,8 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         """Return the number of steps that fit in the time, and the number of steps between validations."""
         settings, counts = setup.settings, setup.data.counts()
         epochs_per_step = settings.effective_batch / max(counts["train"], 1)
-        max_passes = MAX_EPOCHS if settings.init is not None else MAX_SCRATCH_EPOCHS
-        plan = plan_steps_for_time(pace, seconds_left, counts, epochs_per_step, max_passes)
+        max_epochs = MAX_EPOCHS if settings.init is not None else MAX_SCRATCH_EPOCHS
+        plan = plan_steps_for_time(pace, seconds_left, counts, epochs_per_step, max_epochs)
         if not plan.steps:
             assert settings.time is not None  # the length is planned only for a time budget
             seconds_spent = parse_duration(settings.time, "--time") - seconds_left
@@ -188,7 +188,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         text = f"{plan.steps} steps of {pace.step:.2f} s ({passes:.1f} passes) fit in {settings.time}"
         reasons = {"steps": text, "judge_every": "validation takes at most a seventh of the time"}
         values = {"steps": plan.steps, "judge_every": plan.judge_every}
-        return PlannedLength(values, reasons, text, plan.seconds, int(max_passes / epochs_per_step))
+        return PlannedLength(values, reasons, text, plan.seconds, int(max_epochs / epochs_per_step))
 
     def loader(self, setup: DetectionSetup, first_pass: int) -> TrainLoader:
         """Return the training loader of this process, which begins with forward pass `first_pass`."""

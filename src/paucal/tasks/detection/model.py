@@ -20,7 +20,7 @@ from paucal.tasks.detection.network.options import DetectorOptions
 from paucal.types import UserError
 from paucal.wording import counted
 
-# The record of a run's first detector, and its layers after the frozen backbone.
+# Files in a run folder: the record of the first detector, and the weights of its layers after the frozen backbone.
 FIRST_RECORD, FIRST_WEIGHTS = "first_detector.json", "first_detector.safetensors"
 BACKBONE_PREFIX = "stages.backbone."
 

@@ -65,10 +65,10 @@ def draw_training_batch(
 ) -> Image.Image:
     """Draw up to nine augmented images of a batch with their boxes and masks on one page."""
     tiles = []
-    factors = torch.tensor(std)[:, None, None], torch.tensor(mean)[:, None, None]
+    means, stds = (torch.tensor(values)[:, None, None] for values in (mean, std))
     all_masks = batch.masks or [None] * len(batch)
     for view, boxes, labels, masks in zip(batch.images[:9], batch.boxes, batch.labels, all_masks, strict=False):
-        picture = to_pil_image((view.cpu() * factors[0] + factors[1]).clamp(0, 1))
+        picture = to_pil_image((view.cpu() * stds + means).clamp(0, 1))
         for mask, label in zip([] if masks is None else masks, labels.tolist(), strict=False):
             padded = F.pad(mask, (0, view.shape[-1] - mask.shape[-1], 0, view.shape[-2] - mask.shape[-2]))
             blend_mask(picture, padded.numpy(), COLOURS[label % len(COLOURS)])

@@ -67,7 +67,7 @@ def finest(device: str | None, img_size: Sequence[int] | None) -> Choice:
 
 
 def anchor(facts: BoxFacts, finest: int, img_size: Sequence[int]) -> Choice:
-    """Choose anchor sides of 8 strides, as in the papers, or of 4 strides if small objects have sides below 6."""
+    """Choose anchor sides of 8 strides, as in the papers, or of 4 strides if small objects are below 6 strides."""
     side = facts.small_object_side * max(img_size)
     if side < 0.75 * 8 * finest:
         return 4, f"small objects have {side:.0f} pixels in the network's input"
@@ -127,8 +127,8 @@ def eval_mode(init: str | None, facts: DataAndMachine, batch_size: int) -> Choic
     if facts.initial_weights is not None and facts.initial_weights.undertrained:
         return False, describe_undertrained(facts.initial_weights)
     if init is not None and batch_size < MIN_NORM_BATCH:
-        few = counted(batch_size, "image is", "images are")
-        return True, f"{few} too few for better statistics than those of the weights"
+        subject = counted(batch_size, "image is", "images are")
+        return True, f"{subject} too few for better statistics than those of the weights"
     return False, "no pretrained statistics" if init is None else "large batches"
 
 

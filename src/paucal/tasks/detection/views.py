@@ -151,23 +151,23 @@ class CopyPaste:
         other = self._source_indices[int(torch.randint(len(self._source_indices), ()))]
         return None if other == index else other
 
-    def __call__(self, viewed: ImageAndTarget, other: ImageAndTarget) -> ImageAndTarget:
-        """Return an image with random objects of another image pasted into it."""
-        is_pasted = torch.rand(len(other[1]["labels"])) < PASTE_PROBABILITY
+    def __call__(self, destination: ImageAndTarget, source: ImageAndTarget) -> ImageAndTarget:
+        """Return the image `destination` with random objects of `source` pasted into it."""
+        is_pasted = torch.rand(len(source[1]["labels"])) < PASTE_PROBABILITY
         down, right = (
             random_int(*sorted((0, int(new) - int(old))))
-            for new, old in zip(viewed[0].shape[-2:], other[0].shape[-2:], strict=True)
+            for new, old in zip(destination[0].shape[-2:], source[0].shape[-2:], strict=True)
         )
-        return paste_objects(viewed, other, is_pasted, (down, right))
+        return paste_objects(destination, source, is_pasted, (down, right))
 
 
 def paste_objects(
     destination: ImageAndTarget, source: ImageAndTarget, is_pasted: Tensor, shift: tuple[int, int]
 ) -> ImageAndTarget:
-    """Paste the objects of `source` with (N,) bool `is_pasted` into an image, moved down and right by `shift` pixels.
+    """Paste objects of `source` into an image, moved by `shift` = (down, right) pixels; `is_pasted` is (N,) bool.
 
-    Pasted objects hide pixels of the first image's objects: the masks and boxes of partly hidden objects are reduced,
-    and fully hidden objects are dropped. Objects without hidden pixels are unchanged and come first in the result.
+    Pasted objects hide pixels of the image's own objects: the masks and boxes of partly hidden objects are reduced, and
+    fully hidden objects are dropped. Objects without hidden pixels are unchanged and come first in the result.
     """
     image, target = destination
     size = int(image.shape[-2]), int(image.shape[-1])

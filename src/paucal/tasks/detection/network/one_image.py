@@ -32,7 +32,10 @@ MIN_PROPOSAL_SIDE, MIN_BOX_SIDE = 1e-3, 1e-2  # pixels, as in torchvision
 
 
 class EveryLevelPooling(AlignedPooling):
-    """Pools each region from all levels like `AlignedPooling` or else `MultiScaleRoIAlign`, and selects its level."""
+    """Pools each region from every level, and keeps the result from the level for the region's size.
+
+    The result is that of `AlignedPooling` if `aligned` is True, else that of torchvision's `MultiScaleRoIAlign`.
+    """
 
     def __init__(self, strides: Sequence[int], bins: int, aligned: bool) -> None:
         super().__init__(strides, bins)

@@ -32,7 +32,7 @@ class ObjectMatcher(Matcher):
         self, positive_iou: float, negative_iou: float, min_best_iou: float, with_objects: bool = False
     ) -> None:
         super().__init__(positive_iou, negative_iou)
-        self.least, self.with_objects = min_best_iou, with_objects
+        self.min_best_iou, self.with_objects = min_best_iou, with_objects
 
     def __call__(self, match_quality_matrix: Tensor) -> Tensor:
         """Return the (N,) int64 object index of each region from an (objects, N) IoU matrix; background is negative."""
@@ -42,7 +42,7 @@ class ObjectMatcher(Matcher):
         if not n_proposals:
             return matches
         for index, (row, best) in enumerate(zip(overlaps, overlaps.amax(1), strict=True)):
-            is_best = (row == best) & (best >= self.least)
+            is_best = (row == best) & (best >= self.min_best_iou)
             matches[:n_proposals] = torch.where(is_best, index, matches[:n_proposals])
         return matches
 
