@@ -126,11 +126,11 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         settings, objective = setup.settings, setup.objective
         device = torch.device(settings.device)
         plan = replace(setup.plan, total_steps=TIMED_STEPS + 1)
-        timed = replace(setup, settings=replace(settings, workers=0), plan=plan)
+        short_setup = replace(setup, settings=replace(settings, workers=0), plan=plan)
         image = setup.data.split_indices("train")[:1].tolist()
         evaluations = []
         with timed_steps(objective.train(), device):
-            batches: Any = self.loader(timed, 0)
+            batches: Any = self.loader(short_setup, 0)
             step = seconds_per_step(objective, batches, device, settings.precision, settings.accumulate, tunes_threads)
             for options in (fast_inference_options(settings), final_inference_options(settings)):
                 start_time, network = time.perf_counter(), objective.deployable()
@@ -266,7 +266,10 @@ def plan_crops_and_epochs(
 
 
 def check_factors(name: str, values: list[float] | None, expected_count: int | None = None) -> None:
-    """Refuse scale factors that are out of range or too many, or not `expected_count` with the smallest first."""
+    """Refuse scale factors that are out of range, and 20 or more factors.
+
+    If `expected_count` is given, also refuse another number of factors, and a first factor above the last.
+    """
     if values is None:
         return
     low, high = SCALE_RANGE

@@ -17,7 +17,7 @@ from paucal.writing import write_atomically
 
 OPACITY = 0.45  # opacity of the class colours over an image
 SHOWN_SIDE = 320  # longer side of an image in a comparison, in pixels
-GAP, LINE_HEIGHT, LEGEND_HEIGHT = 6, 14, 18  # pixels: gap between images, and heights of a line of text and of a legend
+GAP, LINE_HEIGHT, LEGEND_HEIGHT = 6, 14, 18  # pixels: gap between images, heights of a line and of a legend row
 COLUMN_TITLES = ("image", "labels", "predicted", "mistakes")
 MIN_COLUMN_WIDTH = 56  # pixels; wide enough for the title of a column
 MAX_NAMES, MAX_LETTERS = 12, 24  # maximum number of names in a legend, and of letters in a name

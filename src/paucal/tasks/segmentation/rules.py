@@ -13,7 +13,7 @@ from paucal.rules.training import (
 from paucal.wording import counted
 
 CPU_MODEL, GPU_MODEL = "tf_efficientnet_lite0", "swin_tiny_patch4_window7_224"
-# Some settings are more cautious if there are at most this many training images.
+# Numbers of training images up to which rules choose more cautiously: `FEW_IMAGES` in `scale`, `SOME_IMAGES` in others.
 FEW_IMAGES, SOME_IMAGES = 100, 500
 MIN_STEPS = 40  # minimum number of optimizer steps per epoch; each epoch ends with a validation
 MAX_CROPS = 64  # maximum number of crops per image and epoch
@@ -46,7 +46,7 @@ def crop_side(device: str, median_side: int) -> tuple[int, str]:
 
 
 def batch_size(facts: DataAndMachine) -> Choice:
-    """Choose batches of 16 crops on a GPU, as in the papers, and of 4 on a CPU, where more steps pay off more."""
+    """Choose batches of 16 crops on a GPU, as in the papers, and of 4 on a CPU, which fits more steps into the time."""
     if facts.device == "cpu":
         return 4, "many small steps: on a CPU the time per crop does not depend on the batch size"
     return 16, "the papers' batch size"

@@ -111,7 +111,7 @@ class SegmentationReport:
 
 
 def count_image_pixels(index: int, probabilities: Tensor, mask: Tensor) -> PixelCounts:
-    """Count an image's labelled pixels by prediction, from (K, H, W) probabilities, and by label in the (H, W) mask."""
+    """Return an image's confusion matrix and loss, from (K, H, W) probabilities and the (H, W) class numbers."""
     labels = mask.to(probabilities.device).long()
     confusion = multiclass_confusion_matrix(
         probabilities.argmax(0), labels, num_classes=len(probabilities), ignore_index=IGNORED, validate_args=False
@@ -159,7 +159,10 @@ def count_and_write_masks(
     folder: Path,
     advance: Callable[[int, int], None],
 ) -> list[PixelCounts]:
-    """Count pixels like `count_pixels`, and write the predicted masks to a folder; `advance` after each mask."""
+    """Count pixels like `count_pixels`, and write the predicted masks to a folder.
+
+    `advance` is called after each mask with the number of masks written so far and the number of all masks.
+    """
     mask_files: list[Path] = []
 
     def write(index: int, probabilities: Tensor) -> None:
