@@ -173,7 +173,10 @@ def assemble(
 def _resolve_settings_and_images(
     settings: TrainSettings, origins: Mapping[str, str], bars: Bars, run: RunFolder | None, opened: SplitImages | None
 ) -> _SettingsAndImages:
-    """Open the images, choose the settings that were not given (again after skipped images), and decode the images."""
+    """Open and decode the images, and choose the settings that were not given.
+
+    If unreadable images were skipped, the remaining images are split again, and the settings are chosen again.
+    """
     chooses_weights = run is None and chooses_initial_weights(settings, origins, SETTINGS_OF_GIVEN_WEIGHTS)
     # A run with a recipe or with label maps follows a paper, and chooses weights only with `--init auto`.
     if chooses_weights and (settings.recipe is not None or method_of(settings).label_maps):

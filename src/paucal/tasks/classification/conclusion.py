@@ -244,7 +244,10 @@ def command_with_changed_settings(setup: TrainingSetup, **changes: Any) -> str:
 def step_rows(
     record: TuneRecord | None, outcome: Outcome, changes: PostTrainingChanges, measure: PrimaryMetric
 ) -> list[dict[str, Any]]:
-    """Return a row per step, with the step's name, score and duration, and whether its model is the final model."""
+    """Return table rows for the candidates, the probe, the trials and the fine-tuning of an auto-tuned run.
+
+    A row has the name, score and duration, and whether its model is the final model.
+    """
     if record is None or record.probe is None:
         return []
     probe, images = record.probe, record.probe.details.get("images", 0)

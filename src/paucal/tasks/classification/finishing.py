@@ -38,9 +38,9 @@ from paucal.wording import counted, percent
 class PostTrainingChanges:
     """Changes of a trained model before its evaluation."""
 
-    # Epochs whose weights were averaged; empty if the run keeps its best epoch or its probe.
+    # Epochs whose weights the model has now, averaged if there are several; empty if the weights are unchanged.
     epochs: tuple[int, ...] = ()
-    score: float | None = None  # score on the validation images; None if the model is unchanged
+    score: float | None = None  # score of the new weights on the validation images; None if they are unchanged
     temperature: float = 1.0  # divisor of the logits; 1 if the model is not calibrated
     images: int = 0  # number of validation images that the temperature was fitted to; 0 if none was fitted
     # Probability per class above which the class is predicted; None for no thresholds.
@@ -126,7 +126,10 @@ def _try_average(
     validation: Validation,
     console: Console,
 ) -> tuple[PostTrainingChanges, _TunedNetwork | None]:
-    """Average stored epochs while the score improves, and save a better average; also return the tuned weights."""
+    """Average the weights of stored epochs while the validation score improves; save the average if it is better.
+
+    Also return the network with the average, even if it is not saved; None without stored epochs.
+    """
     files = broadcast_value(epoch_store.best_files(outcome.rows))  # all processes must choose the same epochs
     if not files:
         return PostTrainingChanges(), None
@@ -209,7 +212,10 @@ def _try_refitted_head(
 def _find_unlabelled(
     run: RunFolder, setup: TrainingSetup, record: TuneRecord, console: Console
 ) -> ImageSet | FrozenOutputs | None:
-    """Return unlabelled images for the tuned network, or stored outputs of its frozen stages; None for none."""
+    """Return the unlabelled images to refit heads with, or stored outputs of the frozen stages for these images.
+
+    None if the run uses no unlabelled images after tuning.
+    """
     details = {} if record.unlabelled is None else record.unlabelled.details
     if details.get("resumed") and setup.settings.freeze == details["frozen_stages"]:
         is_same_size = details["image_size"] == list(setup.card.preprocessing.image_size)

@@ -58,7 +58,7 @@ def too_few_for_test(settings: TrainSettings, images: ImageSet) -> bool:
 
 
 def split_images(settings: TrainSettings, images: ImageSet, keep_test: bool = False) -> SplitImages:
-    """Split the images; with `keep_test`, even few images get a test split, see `too_few_for_test`."""
+    """Split the images; with `keep_test`, make a test split even if `too_few_for_test` returns True."""
     fractions = settings.given_fractions
     if settings.split is not None:
         if settings.group_by is not None or settings.fold is not None or fractions:

@@ -79,7 +79,7 @@ class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
         return f"{setup.describe()}; method: {setup.settings.method}"
 
     def needs_preliminary_work(self, setup: TrainingSetup) -> bool:
-        """Return whether trial steps must run first, from which auto-tuning chooses the number of epochs."""
+        """Return whether the run must be auto-tuned before it trains."""
         return setup.tune_record is not None and not setup.tune_record.plan_text
 
     def run_preliminary_work(self, run: RunFolder, setup: TrainingSetup, console: Console) -> bool:

@@ -145,9 +145,9 @@ def _store_run_length(
     tuned_names = [name for name in changes if is_automatic_setting(state.setup, name)]
     reasons = dict.fromkeys(tuned_names, "chosen by trials on these images, or by the time available")
     if not is_automatic_setting(state.setup, "epochs"):
-        plan = f"{counted(epochs, 'epoch')}, as given"
+        plan_text = f"{counted(epochs, 'epoch')}, as given"
     else:
-        plan = reasons["epochs"] = _describe_length(epochs, epoch_seconds, seconds_left, max_epochs)
+        plan_text = reasons["epochs"] = _describe_length(epochs, epoch_seconds, seconds_left, max_epochs)
     state.replace_setup(setup, reasons)
     time_plan = None
     if timed:
@@ -162,8 +162,8 @@ def _store_run_length(
             most_steps=max_epochs * steps,
             threads=torch.get_num_threads(),
         )
-    store_length(state.run, time_plan, plan, seconds, state.console)
-    state.save(plan_text=plan)
+    store_length(state.run, time_plan, plan_text, seconds, state.console)
+    state.save(plan_text=plan_text)
 
 
 def _describe_length(epochs: int, epoch_seconds: float, seconds_left: float, max_epochs: int) -> str:

@@ -56,7 +56,7 @@ NEXT_TIME_RATIO = 1.5  # assumed time of the next candidate, as a multiple of th
 
 def compare_candidates(state: TuneState) -> None:
     """Compare the candidate weights by cross-validation on some training images; continue with the best weights."""
-    setup, steps, rows = state.setup, [], state.candidate_rows
+    setup, candidates, rows = state.setup, [], state.candidate_rows
     if rows is None:
         other_names = ", ".join(state.record.candidates[1:])
         model = setup.settings.model
@@ -72,27 +72,26 @@ def compare_candidates(state: TuneState) -> None:
             features = compute_frozen_features(network, setup.data, indices, preprocess, trial_setup.settings, advance)
         head = fit_head(features, labels[rows], len(setup.card.classes), setup.settings.seed, (100.0,), groups)
         seconds = time.monotonic() - start_time
-        steps.append(EvaluatedModel(name, head.cross_validated or 0.0, seconds, {"images": len(rows)}))
-        if _best_affordable_candidate(state, steps).name == name and trial_setup is not setup:
+        candidates.append(EvaluatedModel(name, head.cross_validated or 0.0, seconds, {"images": len(rows)}))
+        if _best_affordable_candidate(state, candidates).name == name and trial_setup is not setup:
             state.setup = trial_setup
         # The next candidate's time is estimated from the last one's: timing a few images says little on a busy machine.
-        if sum(step.seconds for step in steps) + NEXT_TIME_RATIO * steps[-1].seconds > max_seconds:
+        if sum(model.seconds for model in candidates) + NEXT_TIME_RATIO * candidates[-1].seconds > max_seconds:
             break
     format_score = setup.data.primary_metric.format_score
-    scores = ", ".join(f"{step.name} {format_score(step.score)} in {step.seconds:.0f} s" for step in steps)
+    scores = ", ".join(f"{model.name} {format_score(model.score)} in {model.seconds:.0f} s" for model in candidates)
     state.console.say(f"candidates on {len(rows)} training images, cross-validated: {scores}")
-    winner = _best_affordable_candidate(state, steps)
+    winner = _best_affordable_candidate(state, candidates)
     if state.setup.settings.model != winner.name:
         state.setup = state.reassemble(model=winner.name)
     _time_forward_pass(state)
-    reason = (
-        f"best of {counted(len(steps), 'candidate')} on {len(rows)} training images; the fastest of nearly equal ones"
-    )
-    if winner != (best := pick_fastest_good_candidate(steps)):
-        reason = f"best of {len(steps)} candidates that leaves time for tuning"
+    count = counted(len(candidates), "candidate")
+    reason = f"best of {count} on {len(rows)} training images; the fastest of nearly equal ones"
+    if winner != (best := pick_fastest_good_candidate(candidates)):
+        reason = f"best of {len(candidates)} candidates that leaves time for tuning"
         state.console.say(f"note: {best.name} would leave no time for tuning; continuing with {winner.name}")
     state.replace_setup(state.setup, {"model": reason})
-    state.save(candidate_scores=tuple(steps))
+    state.save(candidate_scores=tuple(candidates))
 
 
 def _training_labels(setup: TrainingSetup) -> Tensor:
@@ -103,12 +102,12 @@ def _max_comparison_seconds(state: TuneState) -> float:
     return min(MAX_CANDIDATE_SECONDS, MAX_CANDIDATE_FRACTION * state.record.budget or MAX_CANDIDATE_SECONDS)
 
 
-def _best_affordable_candidate(state: TuneState, steps: Sequence[EvaluatedModel]) -> EvaluatedModel:
+def _best_affordable_candidate(state: TuneState, candidates: Sequence[EvaluatedModel]) -> EvaluatedModel:
     """Return the best of the candidates that leave time for `MIN_EPOCHS_AFTER` epochs of tuning."""
     if state.record.budget:
         seconds_left = state.record.budget - state.spent_seconds
-        steps = select_affordable_candidates(steps, seconds_left, _count_forward_passes(state))
-    return pick_fastest_good_candidate(steps)
+        candidates = select_affordable_candidates(candidates, seconds_left, _count_forward_passes(state))
+    return pick_fastest_good_candidate(candidates)
 
 
 def _count_forward_passes(state: TuneState) -> float:
@@ -118,26 +117,26 @@ def _count_forward_passes(state: TuneState) -> float:
 
 
 def select_affordable_candidates(
-    steps: Sequence[EvaluatedModel], seconds: float, n_images: float
+    candidates: Sequence[EvaluatedModel], seconds: float, n_images: float
 ) -> Sequence[EvaluatedModel]:
     """Return the candidates that can process `n_images` images in `seconds` seconds, or else the fastest candidate.
 
     On 5,000 small images, a network that was 50 % slower and five points better left no time for tuning: its test
     accuracy was 74.9 %, against 84.2 % after tuning the faster network.
     """
-    fast_enough = [step for step in steps if step.seconds / step.details["images"] * n_images <= seconds]
-    return fast_enough or [min(steps, key=lambda step: step.seconds)]
+    fast_enough = [model for model in candidates if model.seconds / model.details["images"] * n_images <= seconds]
+    return fast_enough or [min(candidates, key=lambda model: model.seconds)]
 
 
-def pick_fastest_good_candidate(steps: Sequence[EvaluatedModel]) -> EvaluatedModel:
+def pick_fastest_good_candidate(candidates: Sequence[EvaluatedModel]) -> EvaluatedModel:
     """Return the fastest candidate with a score within a standard error of the best, to save time for tuning."""
-    best = max(steps, key=lambda step: step.score)
+    best = max(candidates, key=lambda model: model.score)
     error = math.sqrt(best.score * (1 - best.score) / best.details["images"])
-    return min((step for step in steps if step.score >= best.score - error), key=lambda step: step.seconds)
+    return min((model for model in candidates if model.score >= best.score - error), key=lambda model: model.seconds)
 
 
 def prepare_first_model(state: TuneState) -> None:
-    """Time the frozen network, choose its precision and the images for the comparison, and announce the first model."""
+    """Choose the precision of the frozen network and the images to compare candidates on; print the expected time."""
     _time_forward_pass(state)
     if state.record.probe is not None:
         # A resumed run keeps its precision, since the run may compute features again for heads at other image sizes.
@@ -232,7 +231,7 @@ def fit_probe(state: TuneState) -> None:
 
 
 def copy_with_head(network: nn.Module, card: ModelCard, head: Head, staged: bool) -> tuple[nn.Module, ModelCard]:
-    """Return a copy of a network on the CPU with another head, and its card; `staged` heads also read last stages."""
+    """Return a copy of a network on the CPU with another head, and its card; a `staged` head also reads last stages."""
     network = copy.deepcopy(network).cpu()
     if staged:
         network = add_stage_classifier(network, card.backbone.image_size)
@@ -244,7 +243,10 @@ def copy_with_head(network: nn.Module, card: ModelCard, head: Head, staged: bool
 
 
 def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str, compare: bool = False) -> FittedHead:
-    """Fit a linear head to the features of the network of `setup`; with `compare`, also heads on the last stages."""
+    """Fit a linear head to the features of the network of `setup`.
+
+    With `compare`, also compare it with heads that read the last stages, by cross-validation.
+    """
     data, settings = setup.data, setup.settings
     train, val = (torch.from_numpy(data.split_indices(name)) for name in ("train", "val"))
     all_labels, rows = torch.from_numpy(data.images.targets).long(), torch.arange(len(train))

@@ -112,8 +112,11 @@ class HeadComparison:
     losses: Mapping[str, float] = field(default_factory=dict)
     lead: float = 0.0  # loss of the default head minus that of the best other head
     lead_error: float = 0.0  # standard error of the lead
-    held_out: "HeldOutLogits | None" = None  # held-out logits of the best head; None if there are too few images
-    mixture: Mapping[str, float] = field(default_factory=dict)  # weights of the heads' logits; empty for `DEFAULT_HEAD`
+    # Held-out logits of the best head. None if there are too few images, or if no head that uses unlabelled images is
+    # better than the default head.
+    held_out: "HeldOutLogits | None" = None
+    # Weights of the logits of `HEADS` in the best head; empty for all other heads.
+    mixture: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -106,9 +106,10 @@ def fit_head(
     strongest is chosen. `groups` are (N,) groups whose images stay in one fold; None for independent images.
     """
     standard, strength, score = standardise(features), DEFAULT_STRENGTH, None
-    has_pairs = labels.ndim == 2 or int((labels.unique(return_counts=True)[1] > 1).sum()) >= 2
-    if has_pairs and len(labels) >= N_FOLDS:  # measure on a sample of a large set to save time
-        subset = stratified_sample(labels, MAX_COMPARED, seed)
+    # With one label per image, at least two classes need two images or more.
+    can_fold = labels.ndim == 2 or int((labels.unique(return_counts=True)[1] > 1).sum()) >= 2
+    if can_fold and len(labels) >= N_FOLDS:
+        subset = stratified_sample(labels, MAX_COMPARED, seed)  # to save time with a large set
         coordinates, truth = standard.coordinates[subset], labels[subset]
         folds = _stratified_folds(truth, seed, None if groups is None else groups[subset])
         scores = {}

@@ -22,14 +22,15 @@ from paucal.tasks.classification.auto_tune.probe import Head
 from paucal.types import UserError
 
 RECORD_FILE, PROBE_FILE = "rungs.json", "probe.safetensors"  # the record keeps its file name from earlier versions
+# Names in the file that differ from the names of the fields.
 STORED_NAMES = {
     "candidate_scores": "race",
     "seconds_by_size": "sizes",
     "preset_costs": "tuning",
     "plan_text": "plan",
     "is_tuned": "tune",
-}  # names in the file that differ from the names of the fields
-LOSSES_KEY = "losses"  # key of the losses on the validation images, in the details of a step
+}
+LOSSES_KEY = "losses"  # key of the losses on the validation images, in the details of an `EvaluatedModel`
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class EvaluatedModel:
 
     name: str  # "probe", or the name of the candidate or preset
     score: float
-    seconds: float  # duration of the step
+    seconds: float  # seconds to fit and evaluate the model
     details: Mapping[str, Any] = field(default_factory=dict)  # settings, counts and losses, as JSON values
 
 
@@ -64,7 +65,8 @@ class TuneRecord:
     trials: tuple[EvaluatedModel, ...] = ()  # finished trials of presets
     plan_text: str = ""  # text that says why the run has this length or keeps the probe; "" before the decision
     is_tuned: bool = True  # whether the network is fine-tuned after the probe
-    unlabelled: EvaluatedModel | None = None  # head that is also fitted to unlabelled images; None if not fitted
+    # Head that is also fitted to unlabelled images, or the reason why there is no such head; None before this step.
+    unlabelled: EvaluatedModel | None = None
 
     @property
     def first_model(self) -> EvaluatedModel | None:

@@ -92,7 +92,7 @@ def refit_head(
         padded_weight[:, : best.head.weight.shape[1]] = best.head.weight
         pool = compute_principal_axes(unlabelled_features)
         heads = fit_heads(
-            values[:count], row_labels[:count], n_classes, pool, base=lambda *_: (padded_weight, best.head.bias)
+            values[:count], row_labels[:count], n_classes, pool, fit_base=lambda *_: (padded_weight, best.head.bias)
         )
         candidates += [
             evaluate(name, Head(weight.float(), bias.float(), DEFAULT_STRENGTH, None), values)

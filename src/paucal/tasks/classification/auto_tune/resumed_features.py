@@ -108,7 +108,10 @@ class ResumableFeatureExtractor(nn.Module):
         return features
 
     def get_stored_outputs(self, speed: float) -> FrozenOutputs | None:
-        """Return the stored outputs, computed at `speed` relative to float32; None if images are missing."""
+        """Return the stored outputs of all images; None if they were not stored.
+
+        `speed` is the speed of the precision in which they were computed, relative to float32.
+        """
         if not self._is_storing or not 0 < self._n_stored == self._n_images:
             return None
         return FrozenOutputs(self._activations, self._pooled, speed * self._seconds / self._n_images)

@@ -99,7 +99,7 @@ class TuneState:
         return (1 - PLANNING_RESERVE) * self.record.budget - self.spent_seconds - self.final_eval_seconds(pixel_ratio)
 
     def plan_for_preset(self, preset_settings: Mapping[str, Any]) -> None:
-        """Plan the remaining time for tuning with a preset, whose setting `freeze` decides which stages are frozen."""
+        """Estimate the remaining time for this preset from now on; only its setting `freeze` changes the estimate."""
         self.preset_freeze = preset_settings.get("freeze", self.setup.settings.freeze)
 
     def save(self, **changes: Any) -> None:

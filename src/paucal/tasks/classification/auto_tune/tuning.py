@@ -65,13 +65,19 @@ class CostEstimate:
     pixel_ratio: float = 1.0  # number of pixels of an image, divided by the number at the probe's image size
 
     def corrected_by(self, seconds: float, eval_seconds: float, per_epoch: int) -> "CostEstimate":
-        """Return the estimate with the seconds per epoch of a trial, which took `seconds` with its validation."""
+        """Return the estimate with the seconds per epoch that a trial measured.
+
+        The trial took `seconds`, of which `eval_seconds` were its validation. An epoch has `per_epoch` steps.
+        """
         step_seconds = (seconds - eval_seconds) / self.steps
         return replace(self, epoch_seconds=per_epoch * step_seconds + eval_seconds) if step_seconds > 0 else self
 
 
 def equalise_trials(costs: Sequence[CostEstimate], per_epoch: int) -> list[CostEstimate]:
-    """Change the numbers of trial steps, so that all trials take as long as the shortest, at most an epoch."""
+    """Change the numbers of trial steps, so that all trials take equally long: as long as the shortest.
+
+    No trial takes longer than an epoch of the slowest preset, which has `per_epoch` steps.
+    """
     seconds = min(
         max(cost.epoch_seconds for cost in costs), *(cost.steps * cost.epoch_seconds / per_epoch for cost in costs)
     )
@@ -135,10 +141,10 @@ def _too_short_for_trials(state: TuneState, presets: Sequence[TuningPreset]) -> 
     return seconds_left < MIN_EPOCHS_FOR_TRIALS * _epoch_seconds(state, image_seconds, image_size)
 
 
-def _epoch_seconds(state: TuneState, image_seconds: float, side: Sequence[int]) -> float:
+def _epoch_seconds(state: TuneState, image_seconds: float, image_size: Sequence[int]) -> float:
     """Return the seconds of an epoch with its validation, at `image_seconds` per training image."""
     counts = state.setup.data.counts()
-    return image_seconds * counts["train"] + state.eval_seconds(_pixel_ratio(state, side))
+    return image_seconds * counts["train"] + state.eval_seconds(_pixel_ratio(state, image_size))
 
 
 def _prepare_untried_preset(
@@ -213,22 +219,22 @@ def _estimate_cost(state: TuneState, preset: TuningPreset, n_trials: int) -> Cos
         if size_and_seconds is None:
             state.save(preset_costs={**costs, preset.name: None})
             return None
-        side, epoch_seconds = size_and_seconds
+        image_size, epoch_seconds = size_and_seconds
         steps = per_epoch = max(1, state.setup.plan.steps_per_epoch)
         if is_length_timed(state.setup):
-            seconds = TRIALS_FRACTION / max(n_trials, 1) * state.seconds_left(_pixel_ratio(state, side))
+            seconds = TRIALS_FRACTION / max(n_trials, 1) * state.seconds_left(_pixel_ratio(state, image_size))
             steps = int(seconds * per_epoch / max(epoch_seconds, 1e-9))
-        state.save(preset_costs={**costs, preset.name: {"side": side, "epoch": epoch_seconds, "steps": steps}})
+        state.save(preset_costs={**costs, preset.name: {"side": image_size, "epoch": epoch_seconds, "steps": steps}})
     cost = state.record.preset_costs[preset.name]
     if cost is None:
         return None
-    side = list(cost["side"])
-    return CostEstimate(side, float(cost["epoch"]), int(cost["steps"]), _pixel_ratio(state, side))
+    image_size = list(cost["side"])
+    return CostEstimate(image_size, float(cost["epoch"]), int(cost["steps"]), _pixel_ratio(state, image_size))
 
 
-def _pixel_ratio(state: TuneState, side: Sequence[int]) -> float:
+def _pixel_ratio(state: TuneState, image_size: Sequence[int]) -> float:
     """Return the number of pixels of an image of this size, divided by the number at the probe's image size."""
-    return (side[0] / state.setup.settings.img_size[0]) ** 2
+    return (image_size[0] / state.setup.settings.img_size[0]) ** 2
 
 
 def _choose_image_size(state: TuneState, preset: TuningPreset, time_fraction: float) -> tuple[list[int], float] | None:
@@ -254,33 +260,33 @@ def _choose_image_size(state: TuneState, preset: TuningPreset, time_fraction: fl
     if not keeps_size and len(native) == 1:
         smaller = [round(fraction * native[0] / 32) * 32 for fraction in (0.72, 0.57)]
         sizes += [[side] for side in smaller if 96 <= side < native[0]]
-    for side in sizes:
-        pixel_ratio = _pixel_ratio(state, side)
-        has_head = side == native or (state.run.path / head_file_name(side)).exists()
+    for size in sizes:
+        pixel_ratio = _pixel_ratio(state, size)
+        has_head = size == native or (state.run.path / head_file_name(size)).exists()
         head_seconds = 0.0 if has_head else pixel_ratio * state.image_seconds * (counts["train"] + counts["val"])
-        image_seconds = _cached_seconds_per_image(state, preset, side)
+        image_seconds = _cached_seconds_per_image(state, preset, size)
         if image_seconds is None:  # smaller images may fit
             continue
-        epoch_seconds = _epoch_seconds(state, image_seconds, side)
+        epoch_seconds = _epoch_seconds(state, image_seconds, size)
         epochs = (
             (time_fraction * state.seconds_left(pixel_ratio) - head_seconds) / epoch_seconds
             if timed
             else preset.target_epochs
         )
         if epochs >= min_epochs:
-            best = side, epoch_seconds
+            best = size, epoch_seconds
         if epochs >= preset.target_epochs:
             break
     return best
 
 
-def _cached_seconds_per_image(state: TuneState, preset: TuningPreset, side: list[int]) -> float | None:
+def _cached_seconds_per_image(state: TuneState, preset: TuningPreset, image_size: list[int]) -> float | None:
     """Return the seconds per training image at an image size, measured once; None if a step exceeds the memory."""
     frozen = preset.settings.get("freeze")
-    name = "x".join(map(str, side)) + ("" if frozen is None else f", frozen: {frozen}")
+    name = "x".join(map(str, image_size)) + ("" if frozen is None else f", frozen: {frozen}")
     if name not in state.record.seconds_by_size:
         freeze_setting = {} if frozen is None else {"freeze": frozen}
-        trial_setup, seconds = state.reassemble(img_size=side, **freeze_setting), None
+        trial_setup, seconds = state.reassemble(img_size=image_size, **freeze_setting), None
         try:
             seconds = measure_seconds_per_image(trial_setup)
         except (RuntimeError, MemoryError) as problem:
@@ -305,12 +311,12 @@ def _supports_any_size(setup: TrainingSetup) -> bool:
     )
 
 
-def _prepare_head(state: TuneState, side: list[int]) -> None:
+def _prepare_head(state: TuneState, image_size: list[int]) -> None:
     """Fit and store a head for tuning at an image size other than the probe's, unless such a head is stored."""
-    setup, name = state.setup, head_file_name(side)
-    if side == list(setup.settings.img_size) or (state.run.path / name).exists():
+    setup, name = state.setup, head_file_name(image_size)
+    if image_size == list(setup.settings.img_size) or (state.run.path / name).exists():
         return
-    fitted = fit_probe_head(state, state.reassemble(img_size=side), f"head for images of {side[0]} pixels")
+    fitted = fit_probe_head(state, state.reassemble(img_size=image_size), f"head for images of {image_size[0]} pixels")
     save_head(state.run, fitted.head, name)
     score = setup.data.primary_metric.format_score(fitted.score, "validation images")
-    state.console.say(f"at {side[0]} pixels, where an epoch is faster, the probe has {score}")
+    state.console.say(f"at {image_size[0]} pixels, where an epoch is faster, the probe has {score}")

@@ -253,7 +253,10 @@ def _compute_features(state: TuneState, first: FittedHead, images: ImageSet) -> 
 
 
 def _in_distribution_mask(first: FittedHead, features: Tensor, width: int | None) -> Tensor:
-    """Return (U,) booleans: whether the first `width` features are as close to the training set as held-out images."""
+    """Return (U,) booleans: whether an image is as close to the training images as held-out images are.
+
+    Distances are measured in the first `width` features; in all features if `width` is None.
+    """
     last, count = first.features[:, :width], first.n_images
     train, held_out = last[:count], last[count:]
     if len(held_out) < MIN_HELD_OUT:

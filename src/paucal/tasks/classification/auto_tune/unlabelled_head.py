@@ -161,13 +161,13 @@ def brier_scores(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def fit_heads(
-    features: Tensor, labels: Tensor, n_classes: int, pool: UnlabelledFeatures, base: FitBase
+    features: Tensor, labels: Tensor, n_classes: int, pool: UnlabelledFeatures, fit_base: FitBase
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Fit a head to the labelled images with `base`, and a Gaussian head to all images; also return the mean of both.
+    """Fit a head to the labelled images with `fit_base`, and a Gaussian head to all images.
 
-    Returns (K, D) weights and (K,) biases for raw features, by name of the head.
+    Returns these heads and their mean: (K, D) weights and (K,) biases for raw features, by name of the head.
     """
-    labelled_head = base(features, labels)
+    labelled_head = fit_base(features, labels)
     probabilities = (pool.features @ labelled_head[0].T + labelled_head[1]).softmax(1)
     confidence = float(probabilities.amax(1).mean())
     one_hot, has_images = F.one_hot(labels, n_classes).to(probabilities), labels.bincount(minlength=n_classes) > 0
