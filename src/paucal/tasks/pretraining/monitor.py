@@ -65,7 +65,9 @@ def open_monitor(settings: PretrainSettings, preprocess: Preprocessing) -> Monit
     indices, batch_size = np.concatenate([bank, queries]), inference_batch_size(preprocess.image_size, settings.device)
     height, width = preprocess.image_size
     batches = CachedBatches(
-        lambda n: make_eval_loader(images, indices, preprocess.transform(), batch_size, n, rank(), world_size()),
+        lambda workers: make_eval_loader(
+            images, indices, preprocess.transform(), batch_size, workers, rank(), world_size()
+        ),
         n_bytes=len(indices) * height * width * 3 * 4,
         workers=settings.workers,
         device=settings.device,  # on a CPU, batches that fit in the cache are read without worker processes

@@ -54,14 +54,15 @@ class CollapseWatcher:
     A verdict needs several epochs with the same symptom, so the epochs just before a verdict may already be unhealthy.
     An epoch counts as healthy only if it shows no symptom by itself.
 
-    `judge` returns the verdict, given the metrics of all epochs so far and the number of consecutive epochs that must
-    show a symptom (None for the default). `StageWatch` carries out the reaction `on_collapse`, which is printed here.
+    `get_verdict` returns the verdict, given the metrics of all epochs so far and the number of consecutive epochs that
+    must show a symptom (None for the default). `StageWatch` carries out the reaction `on_collapse`, which is printed
+    here.
     """
 
-    def __init__(self, on_collapse: OnCollapse, judge: VerdictFunction, say: Callable[[str], None]) -> None:
+    def __init__(self, on_collapse: OnCollapse, get_verdict: VerdictFunction, say: Callable[[str], None]) -> None:
         if on_collapse not in get_args(OnCollapse):
             raise UserError(f"--on-collapse is {on_collapse!r}; expected one of {', '.join(get_args(OnCollapse))}.")
-        self.on_collapse, self._say, self._get_verdict = on_collapse, say, judge
+        self.on_collapse, self._say, self._get_verdict = on_collapse, say, get_verdict
         self._rows: list[dict[str, float]] = []
         self._history: list[dict[str, Any]] = []
         self.verdict: Verdict | None = None  # verdict on the newest epoch; None if it is healthy

@@ -69,7 +69,7 @@ def write_scores(
     images: ImageSet,
     indices: NDArray[np.int64],
     truth: Array,
-    numbers: IntervalPredictions,
+    predictions: IntervalPredictions,
 ) -> None:
     """Write `metrics.json`, `predictions.csv` and the plot of predicted against true values of the images `indices`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -81,12 +81,12 @@ def write_scores(
     write_text(folder / "metrics.json", json.dumps(content, indent=2) + "\n")
     rows = [
         [images.keys[int(index)], *(f"{value:.9g}" for value in values)]
-        for index, *values in zip(indices, truth, *numbers, strict=True)
+        for index, *values in zip(indices, truth, *predictions, strict=True)
     ]
     write_text(folder / "predictions.csv", csv_text(["key", "target", "predicted", "low", "high"], *rows))
     # Prediction intervals of grades differ in width, so no band of a constant width is drawn.
     band_half_width = np.inf if "kappa" in report.scores else half_width
-    save_figure(plots / "predicted.png", draw_predictions(truth, numbers.predicted, band_half_width))
+    save_figure(plots / "predicted.png", draw_predictions(truth, predictions.predicted, band_half_width))
 
 
 def draw_predictions(truth: Array, predicted: Array, half_width: float) -> Figure:
