@@ -119,7 +119,7 @@ def study_folder(study: Study, settings: StudySettings, locations: Mapping[str, 
 
 
 def with_given_images(runs: Sequence[PlannedRun], settings: StudySettings) -> list[PlannedRun]:
-    """Return the runs, with the images of `--data` in place of the scale's images if given at a smaller scale."""
+    """Return the runs; at a smaller scale, the images of `--data` replace the images of the scale."""
     if settings.scale == "full" or not settings.data:
         return list(runs)
     name, replaced = folder_name(settings.data[0]), []

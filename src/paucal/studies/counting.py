@@ -45,7 +45,7 @@ def counted_value(study: Study, row: Row, column: Column) -> float | None:
 
 @lru_cache(maxsize=256)
 def count_model(name: str, side: int, model_args: tuple[str, ...], classes: int) -> ModelCost:
-    """Count the parameters and multiply-adds of a timm model for square images; with 0 classes, without classifier."""
+    """Count the parameters and multiply-adds of a timm model for square images; 0 classes: no classifier."""
     keyword_args = model_arguments(model_args)
     # Of the fitted arguments, only the image size is used, since some models need this argument.
     fitted = fit_to_image_size(name, (side, side), keyword_args).arguments

@@ -261,7 +261,7 @@ def shown_settings(runs: Sequence[PlannedRun], starts: Sequence[Grid], grids: Se
 
 
 def with_start_images(locations: DataLocations, small: Scale, settings: StudySettings, folder: Path) -> DataLocations:
-    """Return the locations with the location of the images on which initial weights are trained.
+    """Add the location of the images on which initial weights are trained; return the locations.
 
     If the scale uses drawn scenes or digits and DATA is not given, the images are drawn into the study's folder.
     """
@@ -297,8 +297,8 @@ def prepare_initial_weights(call: Call, rows: Grid) -> None:
             start_verb, name = arm.settings[START]
             if start_verb == verb and name not in settings:
                 # Initial weights that are trained on the images of the rows use the split and label maps of the rows.
-                like_rows = () if start_training.data else ("split", "labels")
-                parts = {name: value for name, value in arm.settings.items() if name in like_rows}
+                copied_names = () if start_training.data else ("split", "labels")
+                parts = {name: value for name, value in arm.settings.items() if name in copied_names}
                 settings[name] = {**initial_weights_settings(study, study.starts[name], small), **parts}
         if not settings:
             continue

@@ -68,7 +68,7 @@ def plan_all_runs(study: Study, scale: str, columns: Sequence[str] | None = None
             # Columns with equal settings share a run.
             key = json.dumps([row.name, run.data, run.evaluated, dict(run.settings)], sort_keys=True)
             runs[key] = replace(runs[key], columns=(*runs[key].columns, column)) if key in runs else run
-    return _name_runs(list(runs.values()))
+    return _with_names_and_baselines(list(runs.values()))
 
 
 def _select_named(
@@ -178,8 +178,11 @@ def _without_unused(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in unused}
 
 
-def _name_runs(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Name each run after its row, with the first words of its columns if needed; also set the run's baseline."""
+def _with_names_and_baselines(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Set the name and the baseline of each run.
+
+    A run has the name of its row, and the first words of its columns if the row has several runs on the same images.
+    """
     counts = Counter((run.row.name, run.data) for run in runs)
     named_runs = []
     for run in runs:
@@ -189,7 +192,7 @@ def _name_runs(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
             common = [words[0] for words in takewhile(lambda words: len(set(words)) == 1, by_position)]
             name = f"{name}, {' '.join(common) or run.columns[0].name}"
         named_runs.append(replace(run, name=name))
-    finished_runs = []
+    complete_runs = []
     for run in named_runs:
         # The baseline is a run of another row for the same columns, or of the same row for another column.
         baseline_row = run.row.against or run.row.name
@@ -201,5 +204,5 @@ def _name_runs(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
             and other.row.name == baseline_row
             and baseline_columns & {column.name for column in other.columns}
         )
-        finished_runs.append(replace(run, against=next(baselines, "")))
-    return finished_runs
+        complete_runs.append(replace(run, against=next(baselines, "")))
+    return complete_runs

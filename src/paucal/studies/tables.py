@@ -1,4 +1,4 @@
-"""The results of a study: tables for the terminal, `results.csv` and the page, and the figure of EsViT's figure 1."""
+"""The results of a study: tables for the terminal, `results.csv` and the page, and a figure like EsViT's figure 1."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

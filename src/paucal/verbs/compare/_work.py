@@ -120,7 +120,10 @@ def lock_cell(cell: Cell) -> Iterator[bool]:
 
 
 def _register_try(cell: Cell) -> bool:
-    """Count this start since the last checkpoint; after `MAX_TRIES`, mark the cell as failed and return False."""
+    """Count this start of a cell; return whether the worker may compute the cell.
+
+    After `MAX_TRIES` starts without a new checkpoint, the cell is marked as failed instead.
+    """
     folder = RunFolder(cell.folder)
     try:
         state = str(cell.run.last.stat().st_mtime_ns)

@@ -255,7 +255,7 @@ def cells_of(grid: Grid) -> list[Cell]:
 
 
 def compared_cells(grid: Grid) -> list[Cell]:
-    """Return the cells whose scores are compared: of an arm with several learning rates, those with the chosen rate."""
+    """Return the cells whose scores are compared; if learning rates are searched, those with the arm's chosen rate."""
     cells = cells_of(grid)
     if not grid.rates:
         return cells
@@ -266,7 +266,7 @@ def compared_cells(grid: Grid) -> list[Cell]:
 
 
 def choose_learning_rate(trials: list[Cell]) -> float | None:
-    """Return the rate of the first trial with the best validation score; None if one is unfinished or all failed."""
+    """Return the rate of the first trial with the best validation score; None if any is unfinished or all failed."""
     states = [state_of(cell) for cell in trials]
     finished = [cell for cell, state in zip(trials, states, strict=True) if state.name == "done"]
     if not finished or not all(state.is_final for state in states):

@@ -47,7 +47,7 @@ class GridImages:
         return self.images.declared_splits.count("train") or len(self.images)
 
     def fingerprint(self) -> str:
-        """Return a digest of the images and their boxes or masks; see `jobs.fingerprint`."""
+        """Return a digest of the images and their boxes or masks; see the function `fingerprint`."""
         if self.annotations is None:
             return fingerprint(self.images)
         digest = hashlib.blake2b(fingerprint(self.images).encode(), digest_size=12)

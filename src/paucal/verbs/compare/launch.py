@@ -132,7 +132,7 @@ def compare_all(
     console: Console,
 ) -> Comparison:
     """Create or extend a grid, and compute its runs; see `compare`. `named_arms` maps names of arms to settings."""
-    # If all runs of a stored grid are finished, no workers are needed. Workers are then checked when they are started.
+    # A stored grid may be finished and need no workers, so its workers are only checked when they are started.
     is_stored = grid_settings.output is not None and is_grid_folder(expand_user_path(grid_settings.output))
     _check_workers(grid_settings, 0 if is_stored else grid_settings.jobs)
     arms = make_arms(grid_settings, named_arms)

@@ -96,7 +96,7 @@ def _default_folders() -> Iterator[Path]:
 
 
 def _make_paths_absolute(verb: str, values: Mapping[str, Any], data_root: str | None = None) -> dict[str, Any]:
-    """Return the settings of an arm or of all arms with absolute paths; `data_root` applies to all arms."""
+    """Return settings with absolute paths: those of an arm, with the shared `data_root`, or the shared settings."""
     verb_values = verb_settings(values)
     root = {} if data_root is None else {"data_root": data_root}
     if verb == EVAL:

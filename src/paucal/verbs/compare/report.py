@@ -19,7 +19,8 @@ from paucal.wording import counted, format_duration, images_text, percent
 from paucal.writing import csv_text, write_text
 
 PAGE = "comparison.html"
-# What the training of two arms is compared by: noun, attribute of `Outcome`, and largest ratio that counts as equal.
+# Costs by which the training of two arms is compared: noun, attribute of `Outcome`, and largest ratio that counts as
+# equal.
 EFFORTS = (
     ("parameters", "parameters", 1.0005),
     ("multiply-adds per image", "macs", 1.0005),

@@ -66,8 +66,8 @@ def _run_until_final(grid: Grid, grid_settings: GridSettings, resume_command: st
         elif grid_settings.on == "ray":
             workers = RayWorkers(grid.folder, grid_settings.jobs, grid.threads, device)
         else:
-            own_device = device or ("cuda" if torch.cuda.is_available() else None)
-            workers = ProcessWorkers(grid.folder, grid_settings.jobs, grid.threads, own_device)
+            worker_device = device or ("cuda" if torch.cuda.is_available() else None)
+            workers = ProcessWorkers(grid.folder, grid_settings.jobs, grid.threads, worker_device)
         console.say(f"started {workers.describe()}")
         try:
             while workers.count_unfinished():
