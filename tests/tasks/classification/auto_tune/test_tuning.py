@@ -161,11 +161,11 @@ def test_continuation__leaves_the_first_epochs_as_they_are_and_goes_on_at_a_low_
 CAREFUL, BOLD = TuningPreset("careful", {"lr": 1e-4}), TuningPreset("bold", {"lr": 1e-3})
 
 
-def timed(left: float, epoch: float, tuning: dict[str, dict[str, Any]] | None = None) -> Any:
+def timed(left: float, epoch: float, costs: dict[str, dict[str, Any]] | None = None) -> Any:
     """Return what choosing a way asks of a run, with so many seconds left and passes that take so many."""
     said: list[str] = []
     return SimpleNamespace(
-        record=SimpleNamespace(tuning=tuning or {}, trials=(), budget=900.0),
+        record=SimpleNamespace(preset_costs=costs or {}, trials=(), budget=900.0),
         setup=SimpleNamespace(
             plan=SimpleNamespace(steps_per_epoch=50),
             data=SimpleNamespace(split_indices=lambda name: range(100), counts=lambda: {"train": 100, "val": 0}),
@@ -213,8 +213,8 @@ def test_choose_way__tries_all_where_four_passes_are_left(tried):
 
 def test_choose_way__goes_on_as_it_was_begun(tried):
     with pytest.raises(KeyboardInterrupt):
-        choose_preset(timed(left=10, epoch=20, tuning={"careful": {}, "bold": {}}))
-    chosen = choose_preset(timed(left=1000, epoch=20, tuning={"careful": {}, "careful" + UNTRIED_SUFFIX: {}}))
+        choose_preset(timed(left=10, epoch=20, costs={"careful": {}, "bold": {}}))
+    chosen = choose_preset(timed(left=1000, epoch=20, costs={"careful": {}, "careful" + UNTRIED_SUFFIX: {}}))
     assert chosen is not None
     assert chosen[0] == CAREFUL
     assert tried == ["careful", "head [160]"]
