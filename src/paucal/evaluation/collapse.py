@@ -141,8 +141,8 @@ def _find_non_finite(rows: Sequence[Row]) -> Verdict | None:
     return _make_verdict("divergence", f"{losses[0]} is {row[losses[0]]}", row) if losses else None
 
 
-# Each of the following functions returns a verdict if the last `patience` rows all show its symptom. The callers ensure
-# that there are at least `patience` rows.
+# Each of the following `_find_...` functions returns a verdict if the last `patience` rows all show its symptom. The
+# callers ensure that there are at least `patience` rows.
 
 
 def _find_divergence(rows: Sequence[Row], sizes: HeadSizes, patience: int) -> Verdict | None:
@@ -286,9 +286,11 @@ def causes(row: Mapping[str, float]) -> list[str]:
 
 
 FEATURE_ADVICE: dict[Kind, str] = {
-    "constant output": "Give the spreading loss more weight, use larger batches, and lower the learning rate.",
-    "dimensional collapse": "Use larger batches and more crops, give the spreading loss more weight, lower the "
-    "learning rate, and check that the images are not nearly identical.",
+    "constant output": "Raise the weight of the regularising loss (--sigreg-weight or --visreg-weight), use larger "
+    "batches, and lower the learning rate.",
+    "dimensional collapse": "Use larger batches and more crops, raise the weight of the regularising loss "
+    "(--sigreg-weight or --visreg-weight), lower the learning rate, and check that the images are not nearly "
+    "identical.",
     "divergence": "Lower the learning rate and warm it up longer, clip gradients (--clip 1), and use bfloat16 or "
     "float32 instead of float16.",
 }
