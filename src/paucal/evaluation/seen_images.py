@@ -67,7 +67,7 @@ class SeenImages:
     folders: tuple[str, ...] = ()  # folders, or the name of a published data set, to which the keys may be relative
     # Split and digest of each image, by the image's key; None if the images are unknown.
     rows: Mapping[str, Row] | None = field(default=None, repr=False)
-    step: str = "the pre-training"  # description of the training that used the images, for remarks
+    step: str = "the pre-training"  # start of a remark, such as "the pre-training runs/1 has seen ..."
 
     @cached_property
     def by_digest(self) -> dict[str, str]:
@@ -126,7 +126,7 @@ def iterate_seen_images(run: RunFolder | None) -> Iterator[SeenImages]:
     """
     with suppress(UserError):  # the ancestors of a damaged run are unknown
         for ancestor in iterate_ancestry(run):
-            yield _read_learned(ancestor)
+            yield _read_seen(ancestor)
             if (unlabelled_images := _read_unlabelled(ancestor)) is not None:
                 yield unlabelled_images
 
@@ -134,8 +134,8 @@ def iterate_seen_images(run: RunFolder | None) -> Iterator[SeenImages]:
 def list_seen_images(run: RunFolder) -> list[SeenImages]:
     """Return the training images of a run and its ancestors; raise a UserError if a list of images is damaged."""
     history = list(iterate_seen_images(run))
-    for learned in history:
-        _require_readable(learned)
+    for seen in history:
+        _require_readable(seen)
     return history
 
 
@@ -146,23 +146,23 @@ def keys_with_seen_labels(run: RunFolder, images: ImageSet) -> frozenset[str]:
     ancestors may come from other sets, so they are recognised only by content or path.
     """
     is_seen, identities = np.zeros(len(images), dtype=bool), Identities(images)
-    for position, learned in enumerate(iterate_seen_images(run)):
+    for position, seen in enumerate(iterate_seen_images(run)):
         if position == 0:
-            _require_readable(learned)
-        if learned.labelled:
-            is_seen |= learned.contains(identities, by_key=position == 0)
+            _require_readable(seen)
+        if seen.labelled:
+            is_seen |= seen.contains(identities, by_key=position == 0)
     return frozenset(images.keys[int(index)] for index in np.flatnonzero(is_seen))
 
 
 def require_unseen(name: str, run: RunFolder | None, images: ImageSet, test: NDArray[np.int64]) -> None:
     """Raise a UserError if labels of the test images were used to train or select a model or its ancestors."""
     identities = Identities(images)
-    for index, learned in enumerate(iterate_seen_images(run)):
-        if not learned.labelled:
+    for index, seen in enumerate(iterate_seen_images(run)):
+        if not seen.labelled:
             continue
-        _require_readable(learned)
-        if n_seen := int(learned.contains(identities, selected=True)[test].sum()):
-            start_text = "" if index == 0 else f"started from {learned.run.path}, which "
+        _require_readable(seen)
+        if n_seen := int(seen.contains(identities, selected=True)[test].sum()):
+            start_text = "" if index == 0 else f"started from {seen.run.path}, which "
             raise UserError(
                 f"{name} {start_text}was trained on, or selected by, {n_seen} of the {len(test)} test images of "
                 f"{images.name}: evaluate the model on images that it has not seen, or remove DATA to use the model's "
@@ -178,7 +178,7 @@ def initial_weights_overlap_remarks(init: str | None, images: ImageSet, split: S
         (False, "without labels"),
         (True, "with their labels: the test score will be too optimistic"),
     ):
-        masks = [learned.contains(identities)[test] for learned in history if learned.labelled == labelled]
+        masks = [seen.contains(identities)[test] for seen in history if seen.labelled == labelled]
         if masks and (count := int(np.any(masks, axis=0).sum())):
             remarks.append(f"the initial weights were trained on {count} of the {len(test)} test images, {label_text}")
     return remarks
@@ -187,20 +187,18 @@ def initial_weights_overlap_remarks(init: str | None, images: ImageSet, split: S
 def seen_unlabelled(run: RunFolder | None, images: ImageSet, test: NDArray[np.int64]) -> list[str]:
     """Return remarks on test images that were used without labels to train a run or its ancestors; may be empty."""
     remarks, identities = [], Identities(images)
-    for index, learned in enumerate(iterate_seen_images(run)):
-        path = learned.run.path
-        if learned.rows is None and not learned.labelled:
+    for index, seen in enumerate(iterate_seen_images(run)):
+        path = seen.run.path
+        if seen.rows is None and not seen.labelled:
             if index:
                 remarks.append(
                     f"whether {path}, whose weights the model started from, has seen the {len(test)} test images is "
                     "unknown: the run was removed, or has no list of its images"
                 )
-        elif not learned.labelled:
-            count = int(learned.contains(identities)[test].sum())
+        elif not seen.labelled:
+            count = int(seen.contains(identities)[test].sum())
             number_text = "none" if not count else f"{count}, without labels,"
-            remarks.append(
-                f"{learned.step} {path} has seen {number_text} of the {len(test)} test images of {images.name}"
-            )
+            remarks.append(f"{seen.step} {path} has seen {number_text} of the {len(test)} test images of {images.name}")
     return remarks
 
 
@@ -217,7 +215,7 @@ def _read_unlabelled(run: RunFolder) -> SeenImages | None:
     return SeenImages(run, False, folders, table, "the step on images without labels of")
 
 
-def _read_learned(run: RunFolder) -> SeenImages:
+def _read_seen(run: RunFolder) -> SeenImages:
     """Return the images of a run's split; `rows` is None if the split cannot be read."""
     try:
         # The folder of a shared model may contain the split without the settings.
@@ -236,10 +234,10 @@ def _read_learned(run: RunFolder) -> SeenImages:
     return SeenImages(run, labelled, folders, table)
 
 
-def _require_readable(learned: SeenImages) -> None:
+def _require_readable(seen: SeenImages) -> None:
     """Raise a UserError if the split of a run exists but cannot be read."""
-    if learned.rows is None and learned.run.split.is_file():
-        read_rows(learned.run.split)
+    if seen.rows is None and seen.run.split.is_file():
+        read_rows(seen.run.split)
 
 
 def _key_folders(*locations: str) -> tuple[str, ...]:
