@@ -148,7 +148,7 @@ def _precision_recall_f1(n_correct: int, images: int, predicted: int) -> list[fl
 
 
 MAX_DRAWS, MIN_DRAWS = 1000, 200  # largest and smallest number of resampled sets of images
-MAX_WORK = 400_000_000  # limit on images x classes x draws, which takes about ten seconds
+MAX_WORK = 400_000_000  # largest product of images, classes and draws; computing it takes about ten seconds
 
 
 def multi_label_report(

@@ -43,8 +43,8 @@ class Difference:
         images: Number of different test images.
         groups: Number of groups of test images (the bootstrap resampled whole groups); None if the images have no
             groups.
-        seeds_needed: Number of seeds needed to detect a difference as large as the mean difference; None if the number
-            of seeds is unknown or above 1000.
+        seeds_needed: Number of seeds needed to detect a difference as large as the mean difference; None if this number
+            cannot be computed or is above 1000 (see `count_seeds_needed`).
         images_needed: Number of test images that would be needed to detect a difference as large as the mean difference
             if seeds had no effect; None if the mean difference is 0.
     """

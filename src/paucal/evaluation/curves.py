@@ -106,6 +106,7 @@ def _number_epochs(rows: Sequence[Row]) -> list[Row]:
 
 
 VALIDATION_SCORES = "validation scores"  # title of the panel of all validation scores
+# Panels of columns with fixed names, as `_panel_of` returns them.
 _PANELS = {
     **dict.fromkeys(("val_mean_iou", "val_pixel_accuracy"), (0, VALIDATION_SCORES, "fraction of pixels")),
     **dict.fromkeys(("val_map", "val_ap", "val_ap50", "val_mask_ap"), (0, VALIDATION_SCORES, "average precision")),
@@ -149,7 +150,7 @@ TITLE_WIDTH = 110  # characters per line of the title of a figure with `PANELS_P
 
 
 def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: Verdict | None) -> Figure:
-    """Draw the metrics from which a collapse is detected over the epochs, with the verdict as the title.
+    """Draw the metrics that reveal a collapse, as curves over the epochs, with the verdict as the title.
 
     The panels show the entropies of the outputs, the spread and the rank of the features, the norm of the centre, the
     agreement of teacher and student, and the k-NN accuracy. Columns of the region head (`region_...`) are drawn as
@@ -160,7 +161,7 @@ def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: V
     """
     rows = _number_epochs(rows)
     uniform = None if out_dim is None else (math.log(out_dim), f"uniform: ln {out_dim} = {math.log(out_dim):.2f}")
-    # Title, unit, columns, and value and label of a dotted line.
+    # For each panel: title, unit of the vertical axis, columns, and (value, label) of a dotted line or None.
     panels = [
         ("entropy of the outputs", "nats", ("teacher_entropy", "student_entropy", "batch_entropy"), uniform),
         ("spread of the features", "1: all directions, 0: equal", ("feature_spread",), None),

@@ -18,11 +18,13 @@ MULTI_LABEL_KIND = "multi-label"  # value of the entry "kind" in stored reports 
 
 @dataclass(frozen=True)
 class Majority:
-    """The score of always predicting the most frequent class; of several, the one with the most test images."""
+    """The score of always predicting the most frequent class; if classes are tied, the one with most test images."""
 
     name: str
     top1: float  # fraction of the test images that belong to this class
-    from_train: bool  # whether the training images determined the class, or the test images, if labels were unknown
+    # True if the class is the most frequent of the training images; False if of the test images, because the labels of
+    # the training images are unknown.
+    from_train: bool
     tied: int = 1  # number of classes that are equally frequent, including this class
 
     def rank(self, n_classes: int) -> str:

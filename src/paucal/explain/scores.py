@@ -201,7 +201,8 @@ def score_methods(
         UserError: a method does not work with the model, or needs a package that is not installed.
     """
     names = [*(methods_of(model) if methods is None else methods), RANDOM]
-    scores: dict[str, list[Tensor]] = {name: [] for name in names}  # (4, B) scores of each batch
+    # For each method and batch, (4, B): deletion, insertion, pointing and mass.
+    scores: dict[str, list[Tensor]] = {name: [] for name in names}
     n_done = 0
     for images, labels in batches:
         batch_seed, size = seed + n_done, (images.shape[2], images.shape[3])
@@ -212,7 +213,7 @@ def score_methods(
             maps = _class_maps(model, name, images, predicted, batch_seed)
             deletion = area_under_curve(perturbation_curve(model, images, maps, predicted, steps=steps))
             insertion = area_under_curve(perturbation_curve(model, images, maps, predicted, insert=True, steps=steps))
-            pointing = torch.full((2, len(images)), torch.nan)  # NaN if there are fewer pasted objects than images
+            pointing = torch.full((2, len(images)), torch.nan)  # pointing and mass; NaN beyond the pasted objects
             if len(pasted.images):
                 pasted_maps = _class_maps(model, name, pasted.images, pasted.classes, batch_seed + 1)
                 pointing[:, : len(pasted_maps)] = torch.stack(pointing_hits(pasted_maps, pasted.boxes, size)).cpu()

@@ -61,10 +61,10 @@ class PixelPreprocessing(nn.Module):
         padded: Shape = (height, width)
         if self.resize != "crop":
             view_height, view_width = self.size
-            # Height and width at the input's aspect ratio, given the other side.
+            # The height that `width` needs, and the width that `height` needs, for the input's aspect ratio.
             matching_height: Side = (2 * width * view_height + view_width) // (2 * view_width)
             matching_width: Side = (2 * height * view_width + view_height) // (2 * view_height)
-            if self.resize == "squash":  # the larger side is reduced
+            if self.resize == "squash":  # the side that is too long is reduced
                 shape = (
                     torch.sym_max(1, torch.sym_min(height, matching_height)),
                     torch.sym_max(1, torch.sym_min(width, matching_width)),

@@ -116,8 +116,9 @@ def model_page(
 ) -> str:
     """Return the model page in Markdown; with `hub`, its header has the scores and licence for the Hugging Face Hub.
 
-    `start` describes the initial weights, whose licence also applies to models trained from them (None if unknown).
-    The entries "data", "split", "method" and "epochs" of the run's `summary` are shown; they may be missing.
+    `start` describes the initial weights. `licence` is the licence of these weights, which also applies to models
+    trained from them; None if it is unknown. The page shows the entries "data", "split", "method" and "epochs" of the
+    run's `summary`, which may be missing.
     """
     preprocess, modules = card.preprocessing, "paucal, timm"
     library, tags, timm_lines = ("library_name: timm",), ("- image-classification", "- timm"), (_TIMM_EXAMPLE,)

@@ -102,7 +102,7 @@ class TeacherAccuracy:
     """Accuracies of a teacher on a sample of labelled images, as fractions."""
 
     images: int
-    image_accuracy: float
+    image_accuracy: float  # accuracy of the logits of the whole image
     map_accuracy: float  # accuracy of the mean of the map's logits; measures the quality of the label maps
 
 

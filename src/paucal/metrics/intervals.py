@@ -80,7 +80,7 @@ def proportion_score(hits: NDArray[np.bool_], level: float = 0.95, groups: NDArr
 def effective_images(
     shares: NDArray[np.float64], level: float = 0.95, groups: NDArray[np.int64] | None = None
 ) -> float:
-    """Return the effective number of independent images, N without groups; see `proportion_score`.
+    """Return the effective number of independent images (see `proportion_score`); without groups, it is N.
 
     `shares` are (N,) fractions, such as the fraction of each image's predictions that are correct.
     """
@@ -130,7 +130,10 @@ def cross_validated(
 
 
 def independent_images(images: float, folds: int) -> float:
-    """Return how many independent test images give the variance of a cross-validation; see `cross_validated`."""
+    """Return the number of independent test images whose accuracy has the same variance as in a cross-validation.
+
+    See `cross_validated`.
+    """
     return images / (1 + folds / (folds - 1))
 
 

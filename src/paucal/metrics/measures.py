@@ -75,7 +75,10 @@ def macro_f1(labels: NDArray[np.int64], predicted: NDArray[np.int64], n_classes:
 
 
 def multi_label_macro_f1(labels: Tensor, predicted: Tensor) -> Measure:
-    """Return the macro-F1 for (N, K) labels, 1, 0 or -1 (ignored for the class), and (N, K) predicted booleans."""
+    """Return the macro-F1 of (N, K) bool predictions.
+
+    `labels` are (N, K): 1, 0, or -1 if the image is ignored for the class.
+    """
     is_true, is_predicted = (labels == 1).numpy(), predicted.numpy() & (labels >= 0).numpy()
     correct = (is_predicted & is_true).astype(np.float64)
     true_plus_predicted = is_predicted.astype(np.float64) + is_true
@@ -240,9 +243,9 @@ METRIC_TITLES = {
 def measure_of(name: MetricName, scores: Tensor, labels: Tensor) -> Measure:
     """Return the measure that computes a metric of the given scores.
 
-    "map" is the mean over classes of the average precision, and "map11" of the 11-point interpolated one (PASCAL VOC
-    2007); both need (N, K) labels: 1, 0, or -1 if the image is ignored for the class. The others need (N,) class
-    numbers, and "roc_auc" two classes. `scores` are (N, K).
+    "map" is the mean over classes of the average precision, and "map11" is the mean over classes of the 11-point
+    interpolated average precision (PASCAL VOC 2007). Both need (N, K) labels: 1, 0, or -1 if the image is ignored for
+    the class. The other metrics need (N,) class numbers, and "roc_auc" needs two classes. `scores` are (N, K).
     """
     if name in ("map", "map11"):
         return AveragePrecision(scores, labels, interpolated=name == "map11")

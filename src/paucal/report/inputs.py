@@ -121,8 +121,8 @@ def read_run(path: Path) -> RunFiles:
         rows = run.read_rows()
         report = read_report(evaluation) if evaluation and evaluation.get("kind") != "regression" else None
         has_check = (run.path / "check.json").is_file()
-        remove = "remove the file, or train again"
-        check = read_stored(run, "check.json", _parse_findings, advice=remove) if has_check else None
+        advice = "remove the file, or train again"
+        check = read_stored(run, "check.json", _parse_findings, advice=advice) if has_check else None
         frozen = read_frozen(run)
         has_config = run.config.is_file()
         verb = run.verb if has_config else "train"

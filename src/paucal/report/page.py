@@ -31,7 +31,8 @@ def write_report(run_dir: Path) -> Path:
     Sections whose files are missing are left out.
     """
     files = read_run(run_dir)
-    report, figures = files.evaluation, []
+    report = files.evaluation
+    figures = []  # large numbers at the top of the page, and the meaning of each number
     if report is not None:
         interval = score_lines(report)[0].interval
         if isinstance(report, MultiLabelReport):
@@ -61,7 +62,7 @@ def write_report(run_dir: Path) -> Path:
 def write_run_page(files: RunFiles, name: str, trained: Mapping[str, str | None], **content: Any) -> Path:
     """Render the template `name` for a run, write it as `report.html` into the run folder, and return the path.
 
-    `trained` describes the trained model by names and texts; those that are None are left out.
+    `trained` has the names and texts of the table that describes the trained model; texts that are None are left out.
     """
     path, commands = files.run.path / REPORT_FILE, []
     if files.settings:

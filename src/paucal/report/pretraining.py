@@ -16,7 +16,7 @@ from paucal.wording import percent
 class PretrainingSummary:
     """Entries of `summary.json` that are only written by pre-training runs; each entry may be missing."""
 
-    crops: str | None = None
+    crops: str | None = None  # description of the crops of an image
     out_dim: int | None = None  # number of prototypes of a head
     monitor: str | None = None  # source of the labelled images on which the features were evaluated during training
     knn_start: float | None = None  # nearest-neighbour accuracy with the initial weights, before training
@@ -24,7 +24,7 @@ class PretrainingSummary:
     verdict: Mapping[str, str] | None = None
     verdicts: Sequence[Mapping[str, str]] = ()  # "epoch", "kind" and "sentence" of each change of the verdict
     rollbacks: int = 0  # number of times that the run was reset to an earlier state after a collapse
-    start: str | None = None
+    start: str | None = None  # description of the initial weights
     remarks: Sequence[str] = ()
 
 

@@ -138,7 +138,7 @@ class SecondView:
         self._crop = TrainTransform(first.size, crop, first.normalisation, resize=first.resize)
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
-        """Return the (3, H, W) view and the (2, 3) affine map between the view and the image."""
+        """Return the (3, H, W) view, and the (2, 3) affine matrix that maps the view to the image."""
         # A large photo is reduced to twice the size of the view, which makes colour jitter about ten times as fast.
         height, width = cover_size(image, (2 * self._first.size[0], 2 * self._first.size[1]))
         if height < image.height:

@@ -132,7 +132,7 @@ def limit_split_sizes(data: EvaluationData, max_images: int, seed: int) -> Evalu
 
 
 def balanced_sample(labels: Tensor, indices: NDArray[np.int64], max_images: int, seed: int) -> NDArray[np.int64]:
-    """Draw at most `max_images` of the (n,) positions `indices`, with class counts as equal as possible, in order.
+    """Draw at most `max_images` of the positions `indices`, with class counts as equal as possible; keep their order.
 
     `labels` are the (N,) labels of all images; (N, K) labels of images with several classes are ignored.
     """

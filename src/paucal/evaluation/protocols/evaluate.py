@@ -79,13 +79,13 @@ class ProtocolOptions:
     """Options of the protocols."""
 
     features: FeatureKind = POOLED  # features for the protocols k-NN, logistic regression and few labels
-    probe_features: FeatureKind | None = None  # features for the linear probe; None for the published ones
+    probe_features: FeatureKind | None = None  # features for the linear probe; None for the published features
     extraction: Extraction = field(default_factory=Extraction)
     solver: SolverSettings = DEFAULT_SOLVER
     probe: ProbeSettings = PUBLISHED
     augment: bool = False  # whether the linear probe is trained on new augmented views in every epoch, as published
     changes: Sequence[Change] = ("mirror", "crop")  # second views for which the correspondence is measured
-    neighbours: Sequence[int] = NEIGHBOURS
+    neighbours: Sequence[int] = NEIGHBOURS  # values of k for k-NN
     seed: int = 0  # seed for drawing few labels and for the second views
 
 
@@ -140,17 +140,17 @@ def evaluate_backbone(
 def _evaluate_knn(parts: dict[str, Rows], data: EvaluationData, options: ProtocolOptions) -> list[Outcome]:
     (pool, labels), (test, truth) = parts[POOL], parts["test"]
     votes = knn_scores(pool, labels, test, data.n_classes, options.neighbours)
-    headline = min(clamp_neighbours(options.neighbours, len(pool)), key=lambda k: abs(k - PRINTED_K))
+    printed_k = min(clamp_neighbours(options.neighbours, len(pool)), key=lambda k: abs(k - PRINTED_K))
     prints_accuracy = data.metric == "accuracy"  # with another metric, accuracy is stored but not printed
     ranks = {"top-1": 1, TOP_5: TOP_5_RANK} if data.n_classes > TOP_5_RANK else {"top-1": 1}
     outcomes = []
     for k, scores in votes.items():
         for name, rank in ranks.items():
-            line = ScoreKey("knn", f"k = {k}", name, headline=prints_accuracy and k == headline)
+            line = ScoreKey("knn", f"k = {k}", name, headline=prints_accuracy and k == printed_k)
             outcomes.append(Outcome(line, Mean(hits(scores, truth, rank)), len(truth)))
     if not prints_accuracy:
-        line = ScoreKey("knn", f"k = {headline}", METRIC_TITLES[data.metric])
-        outcomes.append(Outcome(line, measure_of(data.metric, votes[headline], truth), len(truth)))
+        line = ScoreKey("knn", f"k = {printed_k}", METRIC_TITLES[data.metric])
+        outcomes.append(Outcome(line, measure_of(data.metric, votes[printed_k], truth), len(truth)))
     return outcomes
 
 
@@ -222,6 +222,7 @@ def _evaluate_few_labels(
     outcomes = []
     for point in curve:
         n_images = point.hits.shape[1]
+        # For each score: name, whether its row is printed, mean over the draws as a measure, and values of the draws.
         scored: list[tuple[str, bool, Measure, NDArray[np.float64]]] = [
             ("accuracy", prints_accuracy, Mean(point.hits.mean(0)), point.hits.mean(1))
         ]

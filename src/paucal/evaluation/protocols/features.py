@@ -179,8 +179,8 @@ class FeatureReader(nn.Module):
 def read_features(path: Path, order: NDArray[np.int64]) -> Tensor | None:
     """Return stored (N, D) features; None if the file is missing or damaged, or if a value is not finite.
 
-    The name of the file is the key of the features, which the file repeats. `order` is the (N,) argsort of the images'
-    positions in the set: the i-th image by position is row `order[i]`.
+    The key of the features is the name of the file, and is also stored in the file. `order` is the argsort of the (N,)
+    positions of the images in the set: row `order[i]` belongs to the image with the i-th lowest position.
     """
     if not path.is_file():
         return None

@@ -26,9 +26,9 @@ def entropy(weights: Tensor) -> Tensor:
 
 
 def mass_mask(weights: Tensor, mass: float = MASS) -> Tensor:
-    """Return a (..., K) bool mask of the largest of (..., K) weights, whose sum is the fraction `mass` of the total.
+    """Return a (..., K) bool mask of the largest (..., K) weights that make up at least the fraction `mass` of the sum.
 
-    As in EsViT's code, the weights outside the mask make up at most the fraction 1 - mass of the total.
+    As in EsViT's code, the mask is the smallest set of weights with this property.
 
     Example:
         >>> mass_mask(torch.tensor([0.1, 0.5, 0.05, 0.35]))
@@ -50,7 +50,9 @@ class HeadView:
     entropy: Tensor  # (heads,) entropies in bits of the attention to patches
     # (heads, rows, columns) attention to the patches. If there are other tokens, the sum of a map is less than 1.
     maps: Tensor
-    masks: Tensor  # (heads, rows, columns) bool masks of the patches that receive the fraction `mass` of each map's sum
+    # (heads, rows, columns) bool masks of the patches with the highest attention, which together get at least the
+    # fraction `mass` of a map's sum.
+    masks: Tensor
 
 
 def view_heads(attention: AttentionMap, token: str | tuple[int, int], image: int = 0, mass: float = MASS) -> HeadView:
@@ -60,7 +62,7 @@ def view_heads(attention: AttentionMap, token: str | tuple[int, int], image: int
         attention: Attention of a layer.
         token: Query token: (row, column) of a patch, or the name of a token such as "class".
         image: Index of the image in the batch.
-        mass: Fraction of a head's attention to patches that the patches in the head's mask receive.
+        mass: Smallest fraction of a head's attention to patches that is inside the head's mask.
 
     Raises:
         UserError: the layer has no such token.

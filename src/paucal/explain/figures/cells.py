@@ -55,8 +55,8 @@ def matches_figure(pairs: Sequence[MatchedPair], show_cosines: bool = False) -> 
 
     Lines are yellow; those of wrong matches are red and dashed. In each image, a blue ring marks the cell that is most
     similar to the image's global feature, and a red triangle marks the cell that is most similar to the other image's
-    global feature. (In the authors' code, row and column of the right image's markers are swapped.) `show_cosines`
-    writes the highest similarities of the first pair below the figure.
+    global feature. (In the authors' code, row and column of the right image's markers are swapped.) If `show_cosines`
+    is True, the caption contains the three highest similarities of the first pair of images.
     """
     shapes = [picture.shape[:2] for pair in pairs for picture in pair.pictures]
     figure, axes = make_panels(len(pairs), 2, max(shapes, key=max), extra=0.6, scale=PANEL_SCALE)
