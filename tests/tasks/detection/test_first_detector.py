@@ -122,15 +122,19 @@ def test_time__is_shared_with_the_first_detector_if_the_backbone_is_trained(
 ):
     monkeypatch.setattr("paucal.tasks.detection.job.count_heads_steps", lambda setup, seconds: round(seconds))
     job, console = DetectionJob(), SilentConsole()
-    for init, expected in (("none", 0), ("somewhere", 12)):
+    for init, devices, expected, reason in (
+        (None, 1, 0, "the backbone starts from random weights"),
+        ("somewhere", 1, 12, "a fifth of 1m"),
+        ("somewhere", 2, 0, "this stage is not supported with several processes"),
+    ):
         setup = setup_of(images, steps=None, time="1m")
-        setup = replace(setup, settings=replace(setup.settings, init=None if init == "none" else init))
-        run = RunFolder(tmp_path / init)
+        setup = replace(setup, settings=replace(setup.settings, init=init, devices=devices))
+        run = RunFolder(tmp_path / f"{init}{devices}")
         run.path.mkdir()
         run.write_config({}, {}, "detect")
         planned = job._plan_first_detector(run, setup, console)
         assert planned.settings.heads_steps == expected
-        assert planned.origins["heads_steps"].startswith("auto: ")
+        assert planned.origins["heads_steps"] == f"auto: {reason}"
         with_steps = replace(planned, settings=replace(planned.settings, steps=3))
         assert job.needs_preliminary_work(with_steps) is bool(expected)
 

@@ -134,12 +134,14 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         return super().run_preliminary_work(run, setup, console) if super().needs_preliminary_work(setup) else True
 
     def _plan_first_detector(self, run: RunFolder, setup: DetectionSetup, console: Console) -> DetectionSetup:
-        """Choose and store the steps of the first detector: a fifth of `--time`; none for a random backbone."""
+        """Choose and store the steps of the first detector: a fifth of `--time`, or none."""
         settings = setup.settings
         if settings.heads_steps is not None or settings.time is None or settings.steps is not None:
             return setup
-        steps, reason = 0, "the backbone is not trained"
-        if settings.init is not None and settings.processes == 1:
+        steps, reason = 0, "the backbone starts from random weights"
+        if settings.processes > 1:
+            reason = "this stage is not supported with several processes"
+        elif settings.init is not None:
             console.say("timing a few steps with a frozen backbone")
             with advise_on_memory_errors(setup.plan):
                 steps = count_heads_steps(setup, FIRST_FRACTION * parse_duration(settings.time, "--time"))
