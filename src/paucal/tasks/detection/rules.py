@@ -1,4 +1,7 @@
-"""Rules that choose the automatic settings of a detector from the images, the machine and the initial weights."""
+"""Rules that choose the automatic settings of a detector from the images, the machine and the initial weights.
+
+"The papers" are DrLoc and EsViT, whose detectors are trained with Swin's code.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ Target = dict[str, Tensor]  # "boxes", "labels" and, if known, "masks" of an ima
 ImageAndTarget = tuple[Tensor, Target]  # transformed image and its target
 BoxTransform = Callable[[tv_tensors.Image, Target], ImageAndTarget]
 LIGHT_SCALES = (0.8, 0.85, 0.9, 0.95, 1.0)
-# Scales are fractions of the maximum shorter side; in the papers, that maximum is 800 pixels.
+# Scales are fractions of the maximum shorter side; in DrLoc and EsViT, that maximum is 800 pixels.
 PAPER_SCALES = tuple(round(0.6 + 0.04 * index, 2) for index in range(11))  # 480, 512, ..., 800 pixels
 CROPPED_SCALES = (0.5, 0.625, 0.75)  # 400, 500 and 600 pixels
 CROPPED_SIDES = (0.48, 0.75)  # minimum and maximum side of a crop: 384 and 600 pixels
@@ -50,7 +50,7 @@ def make_training_transform(
     Transformed boxes with a side below 2 pixels are dropped; with "cropped", only boxes without an area are dropped.
     The jitter is a random change of size and colour. "light": scales from 0.8 to 1, and colours changed by up to 20 %.
     "multiscale": scales from 0.6 to 1 in steps of 0.04, as published (DrLoc's supplement, section 4.1). "cropped": like
-    "multiscale", but half of the images are cropped first, as in the papers' code. "large": large-scale jitter (Ghiasi
+    "multiscale", but half of the images are cropped first, as in Swin's code. "large": large-scale jitter (Ghiasi
     et al., CVPR 2021, section 3) with scales from 0.5 to 2, then a crop or padding to a square; boxes are fitted to the
     visible parts of the masks.
     """

@@ -19,7 +19,7 @@ from paucal.data.randomness import reseed
 from paucal.data.views.normalisation import Normalisation
 from paucal.tasks.segmentation.windows import scale_to_fit
 
-MAX_TRIES = 10  # attempts to draw a crop with several classes, as in the papers' code
+MAX_TRIES = 10  # attempts to draw a crop with several classes, as in Swin's code
 MASK = "mask"  # key of the segmentation masks in `Batch.label_maps`, the batch's dictionary of per-pixel targets
 # Constants of the photometric distortion.
 CHANGE_PROBABILITY = 0.5  # probability of each change
@@ -40,7 +40,7 @@ class CropOptions:
     hflip: float = 0.5
     vflip: float = 0.0
     # Strength s of changes to brightness, contrast and saturation, by factors in [1 - s, 1 + s]; the hue is shifted by
-    # up to s / 4 of the circle. "photometric" for the papers' distortion.
+    # up to s / 4 of the circle. "photometric" for the distortion of Swin's code.
     colour: float | Literal["photometric"] = 0.2
     resize_to: Size | None = None  # maximum shorter and longer side in pixels before `scale`; None to keep the size
 
@@ -113,7 +113,7 @@ class MaskedCrops(ViewDataset):
 
 
 def distort_colours(pixels: Tensor) -> Tensor:
-    """Apply the photometric distortion of the papers' code to (3, H, W) uint8 pixels.
+    """Apply the photometric distortion of Swin's code to (3, H, W) uint8 pixels.
 
     This is the distortion of SSD (Liu et al., ECCV 2016), as implemented in code for segmentation. Brightness,
     contrast, saturation and hue change, each with probability 0.5. The contrast changes either directly after the

@@ -59,7 +59,7 @@ PATHS = ("data", "images", "masks", "classes", "split")  # names of the settings
 # Settings of other tasks that are not supported for images with masks.
 UNSUPPORTED_SETTINGS = ("data_root", "download", "image_column", "channels")
 LOSS_COLUMN = "val_loss"
-WARMUP_START = 1e-6  # learning rate at the first step of the warm-up, relative to the peak, as in the papers' code
+WARMUP_START = 1e-6  # learning rate at the first step of the warm-up, relative to the peak, as in Swin's code
 SCALE_RANGE = (0.05, 20.0)  # range of the factors by which images are scaled
 TIMED_STEPS = 6  # number of timed steps, after one warm-up step
 MIN_EPOCHS = 10  # minimum number of epochs of a run with a time budget, if the time allows

@@ -17,7 +17,7 @@ from paucal.backbones.stage_maps import PyramidBackbone, build_pyramid_backbone
 
 POOLED_SIDES = (1, 2, 3, 6)  # heights and widths of the pooled versions of the deepest feature map
 CLASSIFIER_STD = 0.01  # standard deviation of the classifier's initial weights
-AUXILIARY_STRIDE = 16  # stride of the feature map of the auxiliary head, as in the papers
+AUXILIARY_STRIDE = 16  # stride of the feature map of the auxiliary head, as in Swin's code
 
 
 class UperHead(nn.Module):

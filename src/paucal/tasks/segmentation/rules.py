@@ -1,4 +1,7 @@
-"""Rules that choose settings of `paucal segment` from the images, the machine and the initial weights."""
+"""Rules that choose settings of `paucal segment` from the images, the machine and the initial weights.
+
+"The papers" are DrLoc, EsViT and LV-ViT, which segment with Swin's code.
+"""
 
 from paucal.rules.resolve import Choice, DataAndMachine, Rule, describe_undertrained, rules_by_name
 from paucal.rules.training import (

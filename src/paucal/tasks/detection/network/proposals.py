@@ -24,7 +24,7 @@ class ObjectMatcher(Matcher):
 
     torchvision's "low-quality matches" assign such a region to the object that the region overlaps most, which may be
     another object. This matcher assigns the region to the object for which the region is best (to the last of these
-    objects, if there are several), as in the published code, if the IoU is at least `min_best_iou`. With
+    objects, if there are several), as in Swin's code, if the IoU is at least `min_best_iou`. With
     `with_objects`, the last regions are the objects' true boxes, which are not assigned to other objects.
     """
 

@@ -32,7 +32,7 @@ Targets = list[dict[str, Tensor]]
 class AlignedPooling(nn.Module):
     """Pools regions without the half-pixel shift of the original RoIAlign, and with more points for larger regions.
 
-    This is torchvision's `roi_align` with `aligned=True` and adaptive sampling, as in the published code. torchvision's
+    This is torchvision's `roi_align` with `aligned=True` and adaptive sampling, as in Swin's code. torchvision's
     `MultiScaleRoIAlign` has no such options. The strides are powers of two; each region is pooled to bins x bins.
     """
 
