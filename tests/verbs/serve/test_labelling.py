@@ -192,6 +192,14 @@ def client(page: Labelling) -> TestClient:
     return TestClient(make_label_app(page, ("127.0.0.1", "localhost")), "http://localhost:8000")
 
 
+def test_page__is_served_below_a_path(images: Path, tmp_path: Path) -> None:
+    with LabelFile(tmp_path / "labels.csv") as saved:
+        app = make_label_app(labelling(images, saved), None)
+        site = TestClient(app, "http://localhost:8000", root_path="/photos")
+        assert site.get("/photos/label.js").status_code == 200
+        assert site.post("/photos/api/next", json={"tab": "a"}).status_code == 200
+
+
 def test_requests__are_checked(images: Path, tmp_path: Path) -> None:
     with LabelFile(tmp_path / "labels.csv") as saved:
         told = {0: Suggestion((("cat", 0.75),), "unsure")}
@@ -222,7 +230,8 @@ def test_requests__are_checked(images: Path, tmp_path: Path) -> None:
         assert picture.headers["cross-origin-resource-policy"] == "same-origin"
         assert site.get("/api/image/99").status_code == 404
         assert site.get("/api/image/..%2f..%2fetc%2fpasswd").status_code == 404
-        for name in ("/", "/label.js", "/label.css", "/page.css"):
+        for name in ("/", "/label.js", "/label.css", "/page.css", "/%0A"):
             assert site.get(name).status_code == 200
+        assert site.post("/api/next%0A", json={"tab": "a"}).status_code == 200  # matches the pattern of /api/next
         assert site.post("/api/save", json={"tab": "a", "image": 0, "label": HOSTILE}).json()["done"] == 1
         assert np.asarray(list(saved.labels.values())).tolist() == [HOSTILE]

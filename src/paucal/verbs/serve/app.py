@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Collection
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -134,8 +135,9 @@ def make_label_app(labelling: Labelling, hosts: Collection[str] | None) -> ASGIA
         "/api/save": (labelling.save, {"tab": str, "image": int, "label": str}),
     }
 
-    async def respond(request: Request) -> Response:
-        method, field_types = actions[request.scope["path"]]
+    async def respond(
+        method: Callable[..., dict[str, Any]], field_types: dict[str, type], request: Request
+    ) -> Response:
         content = await read_body(request, MAX_LABEL_BYTES, JSON_TYPES)
         try:
             fields = json.loads(content)
@@ -159,7 +161,7 @@ def make_label_app(labelling: Labelling, hosts: Collection[str] | None) -> ASGIA
             return JSONResponse({"error": str(problem)}, 404)
         return Response(content, media_type="image/jpeg")
 
-    routes = [Route(path, respond, methods=["POST"]) for path in actions]
+    routes = [Route(path, partial(respond, *action), methods=["POST"]) for path, action in actions.items()]
     return _make_guarded_app(LABEL_FILES, [Route("/api/image/{number:int}", send_image), *routes], hosts)
 
 
@@ -168,17 +170,19 @@ def _make_guarded_app(pages: dict[str, str], routes: list[Route], hosts: Collect
 
     An error in a request becomes a JSON response with the error message.
     """
-    contents = {path: (files("paucal.verbs.serve") / name).read_bytes() for path, name in pages.items()}
 
-    async def send_file(request: Request) -> Response:
-        path = request.scope["path"]
-        return Response(contents[path], media_type=MEDIA_TYPES[Path(pages[path]).suffix])
+    async def send_file(content: bytes, media_type: str, request: Request) -> Response:
+        return Response(content, media_type=media_type)
 
     async def refuse(request: Request, problem: Exception) -> Response:
         status = 409 if isinstance(problem, Conflict) else getattr(problem, "status", 422)
         return JSONResponse({"error": str(problem)}, status)
 
-    routes = [*(Route(path, send_file) for path in pages), *routes]
+    file_routes = []
+    for path, name in pages.items():
+        content = (files("paucal.verbs.serve") / name).read_bytes()
+        file_routes.append(Route(path, partial(send_file, content, MEDIA_TYPES[Path(name).suffix])))
+    routes = [*file_routes, *routes]
     return _guard(Starlette(routes=routes, exception_handlers={RefusedRequest: refuse, UserError: refuse}), hosts)
 
 
