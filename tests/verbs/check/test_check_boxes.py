@@ -72,7 +72,7 @@ def test_what_is_wrong_with_boxes__is_found_with_its_images(tmp_path: Path):
     change(file, annotations=rows)
     found = paucal.check(file.parent)
     assert texts(found, "empty-boxes") == ["1 box without an area, in 1 image"]
-    assert texts(found, "tiny-boxes") == ["1 box under 8 pixels, in 1 image"]
+    assert texts(found, "tiny-boxes") == ["1 box with a side under 8 pixels, in 1 image"]
     assert texts(found, "repeated-boxes") == ["1 box drawn twice on one object, in 1 image"]
     assert texts(found, "images-without-boxes") == ["1 image of 12 without a box: they are used as negatives"]
     names = ("empty-boxes", "tiny-boxes", "repeated-boxes", "images-without-boxes")
@@ -159,7 +159,7 @@ def test_tiny_boxes__are_those_with_a_shorter_side_under_8_pixels(tmp_path: Path
     rows[0]["bbox"] = [1, 1, *side]
     change(file, annotations=rows)
     found = paucal.check(file.parent)
-    assert texts(found, "tiny-boxes") == [f"{count} box under 8 pixels, in 1 image"] * count
+    assert texts(found, "tiny-boxes") == [f"{count} box with a side under 8 pixels, in 1 image"] * count
     assert [one.advice[:30] for one in found.findings if one.name == "tiny-boxes"] == [
         "on their shorter side: remove "
     ] * count

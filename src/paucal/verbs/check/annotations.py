@@ -47,7 +47,7 @@ MAX_CLASSES_NAMED = 12  # number of classes named in a finding
 _WITH_ADVICE = re.compile(r"(.*): ([a-z][^:'\"{}]*)", re.DOTALL)
 MAX_EMPTY_SHARE = 0.5  # if a larger fraction of images has no box, some were probably never annotated
 SWAPPED_ADVICE = "correct the boxes, or check whether images were swapped"
-TINY_ADVICE = "on their shorter side: remove such small boxes, or cut the images into tiles and enlarge the tiles"
+TINY_ADVICE = "remove such small boxes, or cut the images into tiles and enlarge the tiles"
 REPEATED_ADVICE = "remove one box of each pair, since the second counts as an error"
 
 
@@ -230,7 +230,7 @@ def _box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) ->
         names = ", ".join(rare_classes[:MAX_CLASSES_NAMED])
         text = f"{counted(len(rare_classes), 'class', 'classes')} with fewer than {MIN_BOXES} boxes: {names}"
         findings.append(Finding("scarce-classes", "warning", text, "label more of these classes, or merge classes"))
-    under_side = f"under {TINY_BOX_SIDE:g} pixels"
+    under_side = f"with a side under {TINY_BOX_SIDE:g} pixels"
     findings += [
         *_marked_finding(indices, empty, "empty-boxes", "without an area", "draw them again"),
         *_marked_finding(indices, outside, "outside-boxes", "outside of their image", SWAPPED_ADVICE),
