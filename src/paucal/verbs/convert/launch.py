@@ -13,7 +13,7 @@ from paucal.settings.options import check_ranges
 from paucal.settings.values import settings_from_keywords, with_settings_signature
 from paucal.types import UserError
 from paucal.verbs.convert.content import LabelledSet, read_labelled_set
-from paucal.verbs.convert.settings import ConvertSettings, Form
+from paucal.verbs.convert.settings import ConvertSettings, LayoutName
 from paucal.verbs.convert.writing import LAYOUTS, Layout
 from paucal.wording import counted
 from paucal.writing import replace_folder
@@ -65,7 +65,7 @@ def convert_set(settings: ConvertSettings, console: Console) -> Converted:
     """Write a set in another layout, and print a summary; see `convert`."""
     check_ranges(settings)
     if settings.to is None:
-        raise UserError(f"--to is missing: give the layout to write, one of {', '.join(get_args(Form))}.")
+        raise UserError(f"--to is missing: give the layout to write, one of {', '.join(get_args(LayoutName))}.")
     if settings.output is None:
         raise UserError("OUT is missing: give a new folder for the images and their labels.")
     layout = LAYOUTS[settings.to]
@@ -101,7 +101,7 @@ def write_set(content: LabelledSet, layout: Layout, target: Path, console: Conso
             advance(n_written, len(content.items))
 
 
-def report_conversion(content: LabelledSet, to: Form, target: Path, console: Console) -> Converted:
+def report_conversion(content: LabelledSet, to: LayoutName, target: Path, console: Console) -> Converted:
     """Print which labels were lost and the command that trains on the result, and return the result."""
     losses = {kind: count for kind, count in content.lost.items() if count}
     for kind, count in losses.items():

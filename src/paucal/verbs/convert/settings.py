@@ -6,7 +6,7 @@ from typing import Literal
 from paucal.settings.options import option
 from paucal.settings.shared import LabelledDataSettings, MaskFileSettings
 
-Form = Literal["yolo", "coco", "voc", "masks", "csv", "folders", "label-studio", "cvat"]
+LayoutName = Literal["yolo", "coco", "voc", "masks", "csv", "folders", "label-studio", "cvat"]
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class ConvertSettings(MaskFileSettings, LabelledDataSettings):
 
     help_group = "convert"
     output: str | None = option("new or empty folder for the images and their labels")
-    to: Form | None = option("layout to write")
+    to: LayoutName | None = option("layout to write")
     classes: str | None = option(
         "file with the classes to use, or 'imagenet100'; for masks, file with the class names, as in paucal segment",
         group="data",

@@ -17,7 +17,7 @@ from paucal.types import UserError
 from paucal.verbs.eval.classification import ClassifiedSet, evaluate_classifier
 from paucal.verbs.eval.frozen import FrozenTable, evaluate_frozen
 from paucal.verbs.eval.images import MASKS, check_result_folders, table_folder
-from paucal.verbs.eval.regression import PLOT, NumberedSet, evaluate_regressor
+from paucal.verbs.eval.regression import PLOT, RegressionSet, evaluate_regressor
 from paucal.verbs.eval.settings import EvalSettings, FrozenSettings
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Evaluation:
     said: Sequence[str] = ()
     detection: "Sequence[DetectedSet]" = ()
     segmentation: "Sequence[SegmentedSet]" = ()
-    regression: Sequence[NumberedSet] = ()
+    regression: Sequence[RegressionSet] = ()
 
     @property
     def findings(self) -> list[Finding]:

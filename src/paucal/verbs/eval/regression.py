@@ -32,7 +32,7 @@ OPENING_SETTINGS = ("data_root", "image_column", "channels", "on_bad_image")
 
 
 @dataclass(frozen=True)
-class NumberedSet:
+class RegressionSet:
     """The scores of a regression model on one set of images."""
 
     data: str  # name of the set
@@ -50,7 +50,9 @@ class NumberedSet:
         return self.report.values
 
 
-def evaluate_regressor(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[NumberedSet]:
+def evaluate_regressor(
+    model: str, data: Sequence[str], settings: EvalSettings, console: Console
+) -> list[RegressionSet]:
     """Evaluate the model of a run on each set of images with target values, by default on the run's test images."""
     run = open_model_folder(model)
     module, card, device = load_saved(run, RegressionCard, settings.device)
@@ -81,5 +83,5 @@ def evaluate_regressor(model: str, data: Sequence[str], settings: EvalSettings, 
             f"{images.name}: MAE {mae} ({interval_text(interval, report)}); always "
             f"predicting the mean gives {report.baseline:.3g}; the predictions and {PLOT} are in {folder}"
         )
-        results.append(NumberedSet(images.name, report, folder))
+        results.append(RegressionSet(images.name, report, folder))
     return results

@@ -5,7 +5,7 @@ from typing import Literal
 
 from paucal.settings.options import option
 from paucal.settings.shared import FORWARD_PRECISION_HELP, ForwardPrecision
-from paucal.verbs.convert.settings import Form
+from paucal.verbs.convert.settings import LayoutName
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class OutputSettings:
     format: Literal["csv", "json"] | None = option(
         "format of the predictions; for a detector, json is the COCO format (default: extension of --output, else csv)"
     )
-    to: Form | None = option(
+    to: LayoutName | None = option(
         "write the predictions as labels, with copies of the images, in this layout of paucal convert, into the "
         "folder --output"
     )
