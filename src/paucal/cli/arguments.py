@@ -94,7 +94,8 @@ class CommandParser(ArgumentParser):
         raise UserError(f"{' '.join(message.split())}; see '{self.prog} --help'.")
 
 
-class _ParserCaptured(BaseException):  # no Exception, so that no `except Exception` of a command catches it
+# Not a subclass of Exception, so that `except Exception` in a command does not catch it.
+class _ParserCaptured(BaseException):
     def __init__(self, parser: CommandParser) -> None:
         super().__init__()
         self.parser = parser

@@ -17,7 +17,7 @@ class Command:
     function: str  # name of the function in `paucal.verbs.VERB.launch`
     arguments: Mapping[str, Mapping[str, Any]]  # options of each positional argument, by name
     description: str
-    skip: Sequence[str] = ()  # settings that have no flag, since positional arguments give their values
+    skip: Sequence[str] = ()  # names of settings that have no flag, since positional arguments give their values
 
 
 COMMANDS = {
@@ -130,5 +130,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     from paucal.runner.console import Console
 
     function = getattr(import_module(f"paucal.verbs.{verb}.launch"), command.function)
-    function(*(getattr(values, name) for name in command.arguments if name not in command.skip), settings, Console())
+    # Positional arguments in `skip` are fields of `settings`.
+    further_values = [getattr(values, name) for name in command.arguments if name not in command.skip]
+    function(*further_values, settings, Console())
     return 0

@@ -1,4 +1,4 @@
-"""The `paucal` program, which runs the module of a command and turns errors into messages and exit codes."""
+"""The `paucal` program, which runs a command and turns errors into messages and exit codes."""
 
 import errno
 import importlib
@@ -144,7 +144,10 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def load_command(verb: str) -> Callable[[Sequence[str]], int]:
-    """Import and return the function that runs a command; other commands' modules may import torch, which is slow."""
+    """Return the function that runs a command.
+
+    Only the module of this command is imported, since modules of other commands may import torch, which is slow.
+    """
     if verb in TRAINING_TASKS:
         return partial(importlib.import_module("paucal.cli.training").run, verb)
     commands = importlib.import_module("paucal.cli.commands")

@@ -87,7 +87,7 @@ def parse_run_arguments(
     parser.hints |= {"on": clusters, "slurm": list[str], "print_script": scripts}
     # If these flags were allowed in a config, the command that runs on the cluster would start another job.
     parser.flag_only_names |= {"on", "slurm", "print_script"}
-    group = parser.add_argument_group("elsewhere")
+    group = parser.add_argument_group("clusters")
     text = "run as a SLURM job or on a Ray cluster; resumed automatically when machines are lost"
     group.add_argument("--on", metavar=format_choices(clusters), help=text)
     text = "options of the SLURM job by submitit's names, such as slurm_partition=gpu timeout_min=600"

@@ -36,8 +36,8 @@ from paucal.verbs.check.settings import CheckSettings
 
 Advance = Callable[[int, int], None]
 INPUT_SIDE = 160  # input size of networks in pixels
-# In pixels: input size for small images, and largest median of the images' shorter sides at which they count as small.
-SMALL_INPUT_SIDE, MAX_SMALL_SIDE = 128, 64
+SMALL_INPUT_SIDE = 128  # input size of networks in pixels, for sets of small images
+MAX_SMALL_SIDE = 64  # largest median of the images' shorter sides, in pixels, at which a set counts as small images
 PIXEL_SIDE = 16  # side in pixels of the thumbnails whose pixels are the features if there is no network
 FOLDS = 5  # largest number of cross-validation folds
 

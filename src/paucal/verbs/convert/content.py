@@ -76,7 +76,8 @@ class LabelledSet:
     images: ImageSet
     items: tuple[LabelledImage, ...]
     class_numbers: dict[str, int]
-    mask: Callable[[int], NDArray[np.uint8]] | None = None  # (H, W) class numbers of the image at a position, if any
+    # Function from the position of an image to its (H, W) class numbers; None if the labels are not masks.
+    mask: Callable[[int], NDArray[np.uint8]] | None = None
     lost: Counter[str] = field(default_factory=Counter)  # number of labels that the layout cannot store, by description
     model: str = ""  # name of the model that predicted the labels; "" for human labels
 

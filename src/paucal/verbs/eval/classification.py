@@ -95,8 +95,8 @@ def _evaluate_set(
     metric = primary_metric(model.card.is_multi_label)
     value = report.scores[metric.score].value
     console.say(f"{images.name}: {metric.title} {percent(value)}; tables and figures are in {output}")
-    if due_note := usual_metric_line(report, images.name):
-        console.say(due_note)
+    if metric_note := usual_metric_line(report, images.name):
+        console.say(metric_note)
     real = None
     if real_answers is not None:
         answers = match_labels(real_answers, [images.keys[int(position)] for position in predictions.ids])

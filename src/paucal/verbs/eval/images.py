@@ -73,7 +73,7 @@ def choose_images(run: RunFolder, images: ImageSet, part: str | None, target: st
     identities, history = Identities(images, streamed=True), list_seen_images(run)
     if (parts := splits_in_run(history, identities)) is not None:
         chosen = ChosenImages(np.flatnonzero(parts == run_part))
-        counts = ", ".join(f"{int((parts == name).sum())} {name}" for name in dict.fromkeys(("train", "val", TEST)))
+        counts = ", ".join(f"{int((parts == name).sum())} {name}" for name in ("train", "val", TEST))
         text = f"{target} has only images of {run.path} ({counts})"
         chosen = _require_images(chosen, f"{text}: choose another split with --part, or give other images.")
         return replace(chosen, notes=(f"{text}: evaluated on the {run_part} images",))
@@ -192,7 +192,10 @@ def open_image_set(settings: OpeningSettings) -> ImageSet:
 
 
 def _voc_folder(target: str, settings: OpeningSettings) -> Path | None:
-    """Return the folder of VOC2007 if `target` is this folder, or its name and not an existing path; otherwise None."""
+    """Return the folder of VOC2007 if `target` is its path or its name; None for any other set.
+
+    Without --data-root, an existing path that is called like the set is not taken for its name.
+    """
     path = Path(target)
     if target == VOC_NAME and (settings.data_root is not None or not path.exists()):
         return find_voc2007(settings.data_root, settings.download)

@@ -30,7 +30,7 @@ from paucal.writing import csv_text
 SHOWN_LAYERS = 4  # one per quarter of the depth: layers 2, 5, 8 and 11 of 12, as in figures 3 to 5 of the DHVT paper
 ALL_LAYERS = "all"  # value of --layer that selects all layers
 MAX_TOKENS = 900  # largest number of tokens for which the whole attention matrix is drawn
-# Function that draws an image, and returns the figures by name.
+# Function that returns figures about an image, by name.
 ImageView = Callable[[TrainedModel, ExplainInput, ExplainSettings], dict[str, Figure]]
 
 
@@ -147,7 +147,9 @@ class EntropyAccumulator:
 
     def means(self) -> dict[str, dict[str, Tensor]]:
         """Return the (heads,) mean entropies in bits, by model name and layer name."""
-        return {name: {layer: s / self.images for layer, s in totals.items()} for name, totals in self._sums.items()}
+        return {
+            name: {layer: total / self.images for layer, total in totals.items()} for name, totals in self._sums.items()
+        }
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
         """Yield a figure of all heads for each model and, for several models, a figure of all models' last layers."""

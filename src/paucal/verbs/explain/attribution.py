@@ -15,7 +15,7 @@ from paucal.types import UserError
 from paucal.verbs.explain.inputs import ExplainInput, stack_views
 from paucal.wording import did_you_mean, join_first_few
 
-MAX_CELLS = 56  # a map with a longer side, in grid positions, is averaged to a coarser grid before it is drawn
+MAX_CELLS = 56  # longest side of a drawn map in grid positions; larger maps are averaged to a coarser grid
 
 
 def choose_method(model: TrainedModel, requested: str) -> tuple[str, str]:

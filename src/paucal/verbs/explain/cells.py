@@ -71,8 +71,8 @@ def _open_relative_localizer(name: TrainedModel | str, model: TrainedModel) -> D
 def open_localization_view(name: TrainedModel | str, model: TrainedModel) -> ImageView:
     """Return a function that draws the offsets between patches, predicted by the DrLoc head of the last feature map.
 
-    The figure shows the predicted offset from the first patch of `--token` (or the middle one) to a corner, and all
-    errors.
+    The figure shows the predicted offset from the first patch of `--token` (or the middle patch) to a corner, and the
+    mean error at each patch.
     """
     term = _open_relative_localizer(name, model)
 
@@ -125,7 +125,7 @@ def _offsets_in_patches(outputs: tuple[Tensor, Tensor], options: DrLocOptions, s
 
 
 def open_tokens_view(model: TrainedModel, teacher: str | None, device: str) -> ImageView:
-    """Return a function that draws an image with the classes of its patches, as token labeling predicts them.
+    """Return a function that draws the classes of the patches of an image, as token labeling predicts these classes.
 
     The classes are predicted by the model and, if one is named, also by a teacher, which must have all classes of the
     model.

@@ -148,7 +148,7 @@ class _Drawer:
         self._model, self._views, self._method, self._settings = model, views, method, settings
         if set(views) & NEEDS_ATTENTION:
             require_attention(model.module)
-        # Functions from an image to its figures by name.
+        # For each view that is drawn image by image, the function that draws it.
         self._image_views = [SINGLE_IMAGE_VIEWS[view] for view in views if view in SINGLE_IMAGE_VIEWS]
         if "localization" in views:
             self._image_views.append(open_localization_view(name, model))

@@ -31,7 +31,7 @@ class ExplanationSettings:
         "layers spread over the depth)"
     )
     token: list[str] | None = option(
-        "query tokens of the attention, a row each: a token's name, or ROW,COLUMN of a patch, from 0"
+        "query tokens of the attention, each drawn in its own row: a token's name, or ROW,COLUMN of a patch, from 0"
     )
     teacher: str | None = option("run or timm model whose token labels are drawn beside the model's")
     against: list[str] = option(

@@ -190,7 +190,10 @@ def detection_uncertainty(detections: Detections) -> float:
 
 @contextmanager
 def record_pooled_features(stages: nn.Module) -> Iterator[Callable[[], Tensor]]:
-    """Yield a function that returns the (D,) mean of the last feature map over positions and all new forward passes."""
+    """Yield a function that returns the (D,) spatial mean of the last feature map.
+
+    The mean is also over all forward passes since the previous call of the function.
+    """
     pooled: list[Tensor] = []
     handle = stages.register_forward_hook(lambda module, inputs, maps: pooled.append(maps[-1].float().mean((0, 2, 3))))
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from paucal.evaluation.principal_axes import principal_axes
 
-MAX_COMPARED = 8192  # limit of compared images, unless more are to be chosen; similarities take up 256 MiB
+MAX_COMPARED = 8192  # largest number of images to compare, unless more are chosen; similarities take up 256 MiB
 MAX_AXES = 64  # number of principal axes along which images are compared
 NEIGHBOUR_RANK = 5  # similarity is one half at the median distance to the nearest neighbour of this rank
 MIN_SQUARED_DISTANCE = 1e-6  # between vectors of length 1; smaller squared distances are rounding errors

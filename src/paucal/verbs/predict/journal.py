@@ -41,11 +41,12 @@ _SCHEMA = pa.schema(
 
 
 class Journal:
-    """A folder of Arrow streams, one for each call that computed some of the predictions.
+    """A folder of unfinished predictions, from which a repeated call continues.
 
-    A block is ignored if it is incomplete because its process died. Numbers are stored without rounding, so that the
-    files written from a journal do not depend on how often the work was interrupted. `about` maps names for messages,
-    such as "model" and "--mirror", to the values that the predictions depend on.
+    Each call adds an Arrow file with a block for each batch. A block that is incomplete, because the process died while
+    writing it, is ignored. Numbers are stored without rounding, so that the files written from a journal do not depend
+    on how often the work was interrupted. `about` maps names for messages, such as "model" and "--mirror", to the
+    values that the predictions depend on.
     """
 
     def __init__(self, folder: Path, n_classes: int, about: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ _CAMERA_INPUTS = {"Linux": ("/dev/video{}", "v4l2"), "Darwin": ("{}", "avfoundat
 _TIME_TOLERANCE = 1e-6  # largest rounding error of a timestamp, in seconds
 POLL_SECONDS = 1.0  # time between two checks of a watched folder
 MAX_UNREADABLE_SECONDS = 10.0  # an unreadable image file is skipped when it has not changed for this many seconds
-MAX_MISSING_SECONDS = 1.0  # a video that is shorter than its metadata state by more than this is incomplete
+MAX_MISSING_SECONDS = 1.0  # a video is incomplete if it lacks more than this of the length in its metadata
 
 
 @dataclass(frozen=True, eq=False)
