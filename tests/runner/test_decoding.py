@@ -69,11 +69,11 @@ def test_load_images__keeps_large_images_at_about_twice_the_side_of_the_network(
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (900, 600), (number * 50, 0, 0)).save(file)
     settings = TrainSettings(data=str(tmp_path / "large"))
-    images = load_images(settings, reading=decode_options_for_size([32]))
+    images = load_images(settings, decode_options=decode_options_for_size([32]))
     assert isinstance(images.store, MappedStore)
     assert images.store.read(0).size == (96, 64)
     assert images.sample_sizes().tolist() == [[600, 900]] * 4
-    assert load_images(settings, reading=decode_options_for_size([224])).store.read(0).size == (
+    assert load_images(settings, decode_options=decode_options_for_size([224])).store.read(0).size == (
         900,
         600,
     )  # hardly larger than 512
@@ -90,7 +90,9 @@ def test_predict__sees_large_photos_as_training_did(tmp_path):
     stored = json.loads((run / "model.json").read_text())["preprocessing"]
     assert (stored["resize"], stored["crop_ratio"]) == ("letterbox", 1.0)
     model = load_trained(run)
-    images = load_images(TrainSettings(data=str(tmp_path / "large")), reading=model.card.preprocessing.decode_options)
+    images = load_images(
+        TrainSettings(data=str(tmp_path / "large")), decode_options=model.card.preprocessing.decode_options
+    )
     assert images.store.read(0).size == (96, 64)
     expected = model.probabilities([images.store.read(i) for i in range(12)])
     rows = paucal.predict(run, tmp_path / "large")

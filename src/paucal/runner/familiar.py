@@ -63,7 +63,7 @@ def features_of(reader: ClassifierInputExtractor, model: TrainedModel, batch: Te
 
 def _fit_to_run(run: RunFolder, model: TrainedModel, console: Console) -> FamiliarityDetector | None:
     with console.progress("reading images") as advance:
-        images = open_again(run, advance, reading=model.card.preprocessing.decode_options)
+        images = open_again(run, advance, decode_options=model.card.preprocessing.decode_options)
     split = read_split(run.split, images)
     train, held_out = split.indices("train"), np.concatenate([split.indices("val"), split.indices("test")])
     train = train[evenly_spaced(len(train), MAX_TRAIN_IMAGES)]

@@ -144,25 +144,27 @@ def with_run_decode_options(images: ImageSet, settings: DataSettings) -> ImageSe
     """Return images that will be decoded with the channels and value ranges of a run, without decoding them now."""
     if images.stream is not None:  # reading a sample could download many shards
         return images
-    reading, _ = measure_value_ranges(initial_decode_options(settings, images), images)
-    return images.with_decode_options(reading)
+    decode_options, _ = measure_value_ranges(initial_decode_options(settings, images), images)
+    return images.with_decode_options(decode_options)
 
 
 def load_images(
     settings: DataSettings,
     advance: Advance | None = None,
     labelled: bool = True,
-    reading: DecodeOptions = DEFAULT_DECODE_OPTIONS,
+    decode_options: DecodeOptions = DEFAULT_DECODE_OPTIONS,
 ) -> ImageSet:
     """Open the images and decode each image once; folders of images without labels may be nested to any depth."""
-    return decode_images(open_undecoded(settings, labelled, advance), settings, reading, advance)
+    return decode_images(open_undecoded(settings, labelled, advance), settings, decode_options, advance)
 
 
 def decode_images(
-    images: ImageSet, settings: DataSettings, reading: DecodeOptions, advance: Advance | None = None
+    images: ImageSet, settings: DataSettings, decode_options: DecodeOptions, advance: Advance | None = None
 ) -> ImageSet:
     """Decode each image once, and cache the decoded images if there is space."""
-    return prepare_images(without_decoded_copies(images), reading, on_bad=settings.on_bad_image, progress=advance)[0]
+    return prepare_images(
+        without_decoded_copies(images), decode_options, on_bad=settings.on_bad_image, progress=advance
+    )[0]
 
 
 def open_undecoded(settings: DataSettings, labelled: bool = True, advance: Advance | None = None) -> ImageSet:
@@ -208,7 +210,7 @@ def open_again(
     run: RunFolder,
     advance: Advance | None = None,
     download: bool = False,
-    reading: DecodeOptions = DEFAULT_DECODE_OPTIONS,
+    decode_options: DecodeOptions = DEFAULT_DECODE_OPTIONS,
 ) -> ImageSet:
     """Open the images of a finished run from their stored location."""
     run_settings = run.settings
@@ -218,7 +220,7 @@ def open_again(
     stored_settings = {name: run_settings[name] for name in names}
     data_settings = LabelledDataSettings(**{**stored_settings, "data": str(run_settings["data"]), "download": download})
     target = run_settings.get("target")
-    images = load_images(data_settings, advance, labelled=target is None, reading=reading)
+    images = load_images(data_settings, advance, labelled=target is None, decode_options=decode_options)
     if target is None:
         return images
     cells = images.columns.get(str(target), ())  # the run left out rows without a target value

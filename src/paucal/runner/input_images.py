@@ -38,14 +38,14 @@ class MemoryImage:
 
 
 def open_sources(
-    sources: Sequence[str | ImageInMemory], console: Console, reading: DecodeOptions
+    sources: Sequence[str | ImageInMemory], console: Console, decode_options: DecodeOptions
 ) -> list[ImageSet | MemoryImage]:
     """Open image files, folders (to any depth), Parquet files, URLs, patterns and images in memory; print notes."""
     image_sets: list[ImageSet | MemoryImage] = []
     for source in sources:
         image_sets += _open_path(source, console) if isinstance(source, str) else [MemoryImage(source)]
     for images in image_sets:
-        for note in (*images.notes, *bit_depth_notes(images, reading)) if isinstance(images, ImageSet) else ():
+        for note in (*images.notes, *bit_depth_notes(images, decode_options)) if isinstance(images, ImageSet) else ():
             console.say(f"note: {note}")
     return image_sets
 
@@ -56,11 +56,12 @@ class InputImages:
     The methods take the position of an image in this sequence.
     """
 
-    def __init__(self, sources: Sequence[ImageSet | MemoryImage], reading: DecodeOptions) -> None:
-        self._sources, self._reading = sources, reading
+    def __init__(self, sources: Sequence[ImageSet | MemoryImage], decode_options: DecodeOptions) -> None:
+        self._sources, self._decode_options = sources, decode_options
         self._end_positions = list(accumulate(map(len, sources)))
         self._stores = [
-            None if isinstance(source, MemoryImage) else ConvertedStore(source.store, reading) for source in sources
+            None if isinstance(source, MemoryImage) else ConvertedStore(source.store, decode_options)
+            for source in sources
         ]
 
     def __len__(self) -> int:
@@ -88,7 +89,7 @@ class InputImages:
         store, images = self._stores[source_index], self._sources[source_index]
         if isinstance(images, MemoryImage):
             try:
-                return convert_image(images.picture, self._reading)
+                return convert_image(images.picture, self._decode_options)
             except ValueError as problem:
                 raise UnreadableImage(f"image {position + 1} cannot be used: {problem}") from problem
         assert store is not None
@@ -112,10 +113,10 @@ class InputImages:
 
 
 def read_all(
-    sources: Sequence[ImageSet | MemoryImage], reading: DecodeOptions, on_bad: str, console: Console
+    sources: Sequence[ImageSet | MemoryImage], decode_options: DecodeOptions, on_bad: str, console: Console
 ) -> Iterator[NamedImage]:
     """Yield (path, image) for each image that `read_or_skip` returns; the path of an image in memory is None."""
-    images = InputImages(sources, reading)
+    images = InputImages(sources, decode_options)
     for position in range(len(images)):
         image = images.read_or_skip(position, on_bad, console)
         if not isinstance(image, UnreadableImage):

@@ -250,7 +250,7 @@ def test_detector__gives_boxes_of_watched_pictures_in_their_own_pixels(tmp_path,
     numbered(0).resize((960, 480)).save(tmp_path / "large.png")
     monkeypatch.setattr(video, "POLL_SECONDS", 0.05)
     answerer = moving.FramePredictor("run", PredictSettings(), OutputSettings(), SilentConsole())
-    frames = video.watch_images(tmp_path, set(), None, answerer.reading, SilentConsole())
+    frames = video.watch_images(tmp_path, set(), None, answerer.decode_options, SilentConsole())
     assert next(frame for frame in frames if frame is not None).image.size == (960, 480)
 
 

@@ -217,9 +217,9 @@ def _adapt_objective(
     weights_input, preprocess = source.input and source.input(settings.model), stored_preprocessing(run)
     if preprocess is None or preprocess.image_size != height_and_width(settings.img_size):
         # Stored preprocessing for another image size belongs to the probe.
-        statistics, reading = normalisation(settings, data, weights_input), data.images.decode_options
-        preprocess = make_preprocessing(settings, statistics, weights_input, reading.value_range)
-        preprocess = replace(preprocess, channel_ranges=reading.channel_ranges)
+        statistics, decode_options = normalisation(settings, data, weights_input), data.images.decode_options
+        preprocess = make_preprocessing(settings, statistics, weights_input, decode_options.value_range)
+        preprocess = replace(preprocess, channel_ranges=decode_options.channel_ranges)
     held_out_keys = frozenset(
         key for part in ("val", "test") for key in take_strings(images.keys, data.split_indices(part))
     )
@@ -310,11 +310,11 @@ def _open_images(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> 
     with bars("looking through shards") as advance:
         images = open_undecoded(settings, advance=advance)
     if settings.img_size is not None:
-        reading = decode_options_for_size(
+        decode_options = decode_options_for_size(
             settings.img_size, initial_decode_options(settings, images, stored_decode_options(run))
         )
         with bars("reading images") as advance:
-            images = decode_images(images, settings, reading, advance)
+            images = decode_images(images, settings, decode_options, advance)
     return split_images(settings, images) if run is None else SplitImages(images, stored_split(run, images))
 
 
@@ -322,14 +322,14 @@ def _decode_at_size(
     settings: TrainSettings, data: SplitImages, bars: Bars, run: RunFolder | None, opened_data: SplitImages | None
 ) -> tuple[SplitImages, bool]:
     """Return the images decoded at the network's image size, and whether unreadable images were skipped."""
-    images, base_reading = data.images, data.images.decode_options
-    if not base_reading.side:
-        base_reading = initial_decode_options(settings, images, stored_decode_options(run))
-    reading = decode_options_for_size(settings.img_size, base_reading)
-    current_side, needed_side = images.decode_options.side or 0, reading.side or 0
+    images, base_options = data.images, data.images.decode_options
+    if not base_options.side:
+        base_options = initial_decode_options(settings, images, stored_decode_options(run))
+    decode_options = decode_options_for_size(settings.img_size, base_options)
+    current_side, needed_side = images.decode_options.side or 0, decode_options.side or 0
     # Images of `opened_data` at a larger size are kept, since auto-tuning also trains at smaller sizes.
     if current_side == needed_side or (opened_data is not None and current_side > needed_side):
         return data, False
     with bars("reading images") as advance:
-        images = decode_images(images, settings, reading, advance)
+        images = decode_images(images, settings, decode_options, advance)
     return replace(data, images=images), len(images) < len(data.images)

@@ -220,9 +220,9 @@ def _decode(
     settings: DetectSettings, boxed: BoxedImages, data: SplitImages, bars: Bars, run: RunFolder | None
 ) -> tuple[BoxedImages, SplitImages]:
     """Decode the images at the network's size; if some images cannot be read, split the other images again."""
-    reading = decode_options_for_size([max(settings.img_size)], DEFAULT_DECODE_OPTIONS)
+    decode_options = decode_options_for_size([max(settings.img_size)], DEFAULT_DECODE_OPTIONS)
     with bars("reading images") as advance:
-        images = decode_images(boxed.images, settings, reading, advance)
+        images = decode_images(boxed.images, settings, decode_options, advance)
     decoded_set = replace(boxed, images=images)
     if len(images) == len(boxed.images):
         return decoded_set, replace(data, images=images)

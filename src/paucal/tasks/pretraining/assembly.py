@@ -135,20 +135,20 @@ def _open_and_resolve(
     """
     with bars("looking through shards") as advance:
         undecoded = load_unlabelled(settings, advance)
-    base_reading = initial_decode_options(settings, undecoded, stored_decode_options(run))
+    base_options = initial_decode_options(settings, undecoded, stored_decode_options(run))
     undecoded_data = SplitImages(undecoded, _split_images(undecoded))
     first_facts = replace(undecoded_data.facts(), initial_weights=weights_source.facts)
     first_settings, _ = resolve_pretraining(settings, first_facts)
     hardware(first_settings)  # raises an error for a missing device before images are decoded
-    reading = decode_options_for_size(first_settings.img_size, base_reading)
+    decode_options = decode_options_for_size(first_settings.img_size, base_options)
     with bars("reading images") as advance:
-        images = decode_images(undecoded, settings, reading, advance)
+        images = decode_images(undecoded, settings, decode_options, advance)
     data = SplitImages(images, _split_images(images) if run is None else stored_split(run, images))
     facts = replace(data.facts(), initial_weights=weights_source.facts)
     settings, reasons = resolve_pretraining(settings, facts)
-    reading = decode_options_for_size(settings.img_size, images.decode_options)
-    if settings.img_size is not None and reading.side != images.decode_options.side:
-        data = replace(data, images=decode_images(images, settings, reading))
+    decode_options = decode_options_for_size(settings.img_size, images.decode_options)
+    if settings.img_size is not None and decode_options.side != images.decode_options.side:
+        data = replace(data, images=decode_images(images, settings, decode_options))
     return data, facts, settings, reasons
 
 
@@ -175,12 +175,12 @@ def _load_or_make_preprocessing(
     if stored is not None:
         return stored
     statistics, size = normalisation(settings, data, weights_input), height_and_width(settings.img_size)
-    reading, esvit = data.images.decode_options, WeightsPreprocessing()
+    decode_options, esvit = data.images.decode_options, WeightsPreprocessing()
     return Preprocessing(
         size,
         1.0 if min(size) <= SMALL_SIDE or settings.resize != "crop" else esvit.crop_ratio,
         esvit.interpolation,
-        *(statistics.mean, statistics.std, reading.value_range, settings.resize, reading.channel_ranges),
+        *(statistics.mean, statistics.std, decode_options.value_range, settings.resize, decode_options.channel_ranges),
     )
 
 

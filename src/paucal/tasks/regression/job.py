@@ -197,9 +197,9 @@ class RegressionJob(Job[TrainSettings, RegressionSetup, RegressionResult]):
         if run is None and "resize" not in origins:
             reason = "the number describes the whole image, so nothing may be cropped"
             settings, reasons["resize"] = replace(settings, resize="squash"), reason
-        reading = decode_options_for_size(settings.img_size, initial_decode_options(settings, images))
+        decode_options = decode_options_for_size(settings.img_size, initial_decode_options(settings, images))
         with bars("reading images") as advance:
-            images = decode_images(images, settings, reading, advance)
+            images = decode_images(images, settings, decode_options, advance)
         if len(images) < len(targets):  # unreadable images were skipped
             images, targets = read_targets(images, column)
             data = ImagesWithTargets(images, split_images_with_targets(settings, images, run), targets=targets)

@@ -50,9 +50,9 @@ def open_segmentation_data(settings: SegmentSettings, bars: Bars, run: RunFolder
     with report_other_label_kinds(Path(location), "segment"):
         pairs = find_pairs(Path(location), *paths)
     card = stored_card(run, SegmentationCard)
-    reading = card.preprocessing.decode_options if card is not None else DEFAULT_DECODE_OPTIONS
+    decode_options = card.preprocessing.decode_options if card is not None else DEFAULT_DECODE_OPTIONS
     with bars("reading images") as advance:
-        images = decode_images(images_of_pairs(pairs, location), settings, replace(reading, side=None), advance)
+        images = decode_images(images_of_pairs(pairs, location), settings, replace(decode_options, side=None), advance)
     class_names = None if settings.classes is None else read_class_names(Path(settings.classes))
     if card is not None and class_names is None:
         class_names = NamedClasses(card.classes)

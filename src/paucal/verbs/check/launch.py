@@ -233,12 +233,12 @@ def with_pixel_format(images: ImageSet, settings: DataSettings) -> tuple[ImageSe
     """Return a set with the channels and value ranges that training would use, and findings on channels and values."""
     findings: list[Finding] = []
     try:
-        reading = initial_decode_options(settings, images)
+        decode_options = initial_decode_options(settings, images)
     except UserError as problem:
-        findings, reading = [refusal_finding("channels", problem)], DEFAULT_DECODE_OPTIONS
-    reading, notes = measure_value_ranges(reading, images)
+        findings, decode_options = [refusal_finding("channels", problem)], DEFAULT_DECODE_OPTIONS
+    decode_options, notes = measure_value_ranges(decode_options, images)
     findings += [Finding("values", "warning", note) for note in notes]
-    return images.with_decode_options(reading), findings
+    return images.with_decode_options(decode_options), findings
 
 
 def _median_short_side(survey: Survey) -> int:

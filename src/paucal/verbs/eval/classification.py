@@ -132,12 +132,12 @@ def _choose_images(
     folder: RunFolder, target: str | None, is_own: bool, settings: EvalSettings, model: TrainedModel, console: Console
 ) -> Selection:
     """Open a set and choose the images to evaluate on; the labels are numbered in the model's class order."""
-    reading = model.card.preprocessing.decode_options
+    decode_options = model.card.preprocessing.decode_options
     with console.progress("reading images") as advance:
         if is_own:
-            images = open_again(folder, advance, settings.download, reading)
+            images = open_again(folder, advance, settings.download, decode_options)
         else:
-            images = load_images(replace(settings, data=target), advance, reading=reading)
+            images = load_images(replace(settings, data=target), advance, decode_options=decode_options)
     train_labels = None
     if target is None:
         train_labels = torch.from_numpy(images.labels[read_split(folder.split, images).indices("train")]).long()
@@ -159,5 +159,5 @@ def _choose_images(
     chosen = choose_images(folder, images, settings.part, target)
     for note in images.notes if target is not None else ():
         console.say(f"note: {note}")
-    print_notes(console, images, reading, chosen)
+    print_notes(console, images, decode_options, chosen)
     return images, chosen, train_labels

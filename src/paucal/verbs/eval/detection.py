@@ -77,8 +77,8 @@ def _open_images(
     for note in boxed.images.notes if target is not None else ():
         console.say(f"note: {note}")
     with console.progress("reading images") as advance:
-        reading = decode_options_for_size([max(card.resize_to)], DEFAULT_DECODE_OPTIONS)
-        boxed = replace(boxed, images=decode_images(boxed.images, settings, reading, advance))
+        decode_options = decode_options_for_size([max(card.resize_to)], DEFAULT_DECODE_OPTIONS)
+        boxed = replace(boxed, images=decode_images(boxed.images, settings, decode_options, advance))
     chosen = choose_images(run, boxed.images, settings.part, target)
     if not boxed.count_boxes(chosen.positions):
         raise UserError(

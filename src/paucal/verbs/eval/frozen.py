@@ -190,17 +190,17 @@ def _open_sets(
         channels = ", ".join(f"{subject.name} {subject.preprocessing.channels}" for subject in subjects)
         raise UserError(f"the models read different numbers of channels ({channels}): use separate calls.")
     largest_side = max(max(preprocessing.image_size) for preprocessing in inputs)
-    reading = decode_options_for_size([largest_side], inputs[0].decode_options)
+    decode_options = decode_options_for_size([largest_side], inputs[0].decode_options)
     named_sets = [target for target in data if target != SUITE]
     for target in ([*TABLE9, *named_sets] if SUITE in data else named_sets) or [None]:
         try:
-            opened_data = open_data(target, run, settings, console, reading)
+            opened_data = open_data(target, run, settings, console, decode_options)
         except UserError as problem:
             if SUITE not in data or target not in TABLE9:
                 raise
             console.say(f"left out: {problem}")
             continue
-        for note in (*opened_data.images.notes, *bit_depth_notes(opened_data.images, reading)):
+        for note in (*opened_data.images.notes, *bit_depth_notes(opened_data.images, decode_options)):
             console.say(f"note: {note}")
         counts = ", ".join(f"{images} {part}" for part, images in opened_data.counts().items())
         console.say(f"{opened_data.name}: {counts}; {opened_data.split_description}")

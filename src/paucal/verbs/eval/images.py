@@ -52,9 +52,9 @@ class ChosenImages:
     groups: NDArray[np.int64] | None = None  # group number of each image of the set; None if images are independent
 
 
-def print_notes(console: Console, images: ImageSet, reading: DecodeOptions, chosen: ChosenImages) -> None:
+def print_notes(console: Console, images: ImageSet, decode_options: DecodeOptions, chosen: ChosenImages) -> None:
     """Print notes on the chosen images, in addition to the notes that were printed when the set was opened."""
-    for note in (*bit_depth_notes(images, reading), *chosen.notes):
+    for note in (*bit_depth_notes(images, decode_options), *chosen.notes):
         console.say(f"note: {note}")
 
 
@@ -157,7 +157,7 @@ def open_data(
     run: RunFolder | None,
     settings: EvalSettings,
     console: Console,
-    reading: DecodeOptions = DEFAULT_DECODE_OPTIONS,
+    decode_options: DecodeOptions = DEFAULT_DECODE_OPTIONS,
 ) -> EvaluationData:
     """Open a data set for frozen features, with the splits of the run if all its images are images of the run.
 
@@ -174,9 +174,9 @@ def open_data(
                     "evaluated with classes: give DATA with classes."
                 )
             if run is not None and column is None and (target is None or is_data_of_run(run, target, settings)):
-                images = open_again(run, advance, settings.download, reading)
+                images = open_again(run, advance, settings.download, decode_options)
             else:
-                images = load_images(replace(settings, data=str(target)), advance, reading=reading)
+                images = load_images(replace(settings, data=str(target)), advance, decode_options=decode_options)
             split = _splits_of_run(run, images, target) if run is not None else None
             split = split or split_standalone_set(images, settings.seed, settings.val_fraction, settings.test_fraction)
             data = evaluation_data(images, split, settings.metric)

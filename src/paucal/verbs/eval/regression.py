@@ -65,7 +65,7 @@ def evaluate_regressor(
         opening_settings = {name: source[name] for name in OPENING_SETTINGS if name in source}
         data_settings = LabelledDataSettings(**{"data": str(source.get("data", "")), **opening_settings})
         with console.progress("reading images") as advance:
-            all_images = load_images(data_settings, advance, labelled=False, reading=preprocess.decode_options)
+            all_images = load_images(data_settings, advance, labelled=False, decode_options=preprocess.decode_options)
         images, targets = read_targets(all_images, card.target, min_targets=2)
         selection = choose_images(run, images, settings.part, target)
         print_notes(console, images, preprocess.decode_options, selection)

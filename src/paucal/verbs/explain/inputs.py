@@ -32,11 +32,11 @@ def read_images(
     sources: Sequence[str | ImageInMemory], model: TrainedModel, on_bad: str, console: Console
 ) -> tuple[int, Iterator[ExplainInput]]:
     """Return an upper bound on the number of images, and an iterator that reads one image at a time."""
-    reading = model.card.preprocessing.decode_options
-    image_sets = open_sources(sources, console, reading)
+    decode_options = model.card.preprocessing.decode_options
+    image_sets = open_sources(sources, console, decode_options)
 
     def read() -> Iterator[ExplainInput]:
-        for number, (path, picture) in enumerate(read_all(image_sets, reading, on_bad, console), start=1):
+        for number, (path, picture) in enumerate(read_all(image_sets, decode_options, on_bad, console), start=1):
             name = f"image {number}" if path is None else Path(path).name
             try:
                 explain_input = prepare_input(name, picture, model.card.preprocessing)

@@ -188,8 +188,8 @@ def open_comparison_images(
 ) -> ComparisonImages:
     """Return images for comparisons: from `data` or, if `data` is None, from the first non-empty split in `splits`."""
     if data is not None:
-        console, reading = subject.console, subject.reading
-        named_images = read_all(open_sources([data], console, reading), reading, "refuse", console)
+        console, decode_options = subject.console, subject.decode_options
+        named_images = read_all(open_sources([data], console, decode_options), decode_options, "refuse", console)
         data_images = [image for _, image in islice(named_images, max_images)]
         if not data_images:
             raise UserError(f"--data: {data!r} contains no images: give images on which to compare the files.")
@@ -198,7 +198,7 @@ def open_comparison_images(
         shape = (*subject.card.preprocessing.image_size, subject.card.preprocessing.channels)
         generator, count = np.random.default_rng(0), min(max_images, MAX_NOISE_IMAGES)
         arrays = (generator.integers(0, 256, shape, dtype=np.uint8) for _ in range(count))
-        noise_images = [convert_image(array, subject.reading) for array in arrays]
+        noise_images = [convert_image(array, subject.decode_options) for array in arrays]
         return ComparisonImages(noise_images, None, "noise images (give real images with --data)")
     images, split, label = subject.images
     split_name = next((name for name in splits if len(split.indices(name))), "train")

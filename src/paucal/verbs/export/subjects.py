@@ -48,7 +48,7 @@ class ExportableClassifier(Classifier):
         model = model or self.require(load_trained(run))
         self.model, self.mirror = model.mirrored() if mirror else model, mirror
         super().__init__(self.model)
-        self.run, self.console, self.reading = run, console, self.card.preprocessing.decode_options
+        self.run, self.console, self.decode_options = run, console, self.card.preprocessing.decode_options
 
     def require(self, model: TrainedModel) -> TrainedModel:
         """Return the model, or raise a UserError if it is not a classifier."""
@@ -66,7 +66,7 @@ class ExportableClassifier(Classifier):
     def images(self) -> ExportImages:
         """The images, the split and the labels of the run."""
         with self.console.progress("reading images") as advance:
-            images = open_again(self.run, advance, reading=self.reading)
+            images = open_again(self.run, advance, decode_options=self.decode_options)
         label = None if self.card.is_multi_label else lambda row: torch.tensor(int(images.labels[row]))
         return images, read_split(self.run.split, images), label
 
@@ -100,7 +100,7 @@ class ExportableSegmenter:
 
     def __init__(self, run: RunFolder, console: Console) -> None:
         model = load_segmenter(run)
-        self.run, self.console, self.card, self.reading = run, console, model.card, model.decode_options
+        self.run, self.console, self.card, self.decode_options = run, console, model.card, model.decode_options
         self.network = model.network.eval()
         self.options = replace(model.window_options(), batch=1, whole=False)
         self._statistics = model.card.preprocessing.normalisation
@@ -149,7 +149,7 @@ class ExportableDetector:
         detector, card, _ = load_detector(run)
         self.run, self.console, self.card = run, console, card
         self.network = OneImageDetector(detector.eval())
-        self.reading = replace(card.preprocessing.decode_options, side=None)
+        self.decode_options = replace(card.preprocessing.decode_options, side=None)
         self._view = make_evaluation_transform(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
 
     def graph(self, with_preprocessing: bool) -> Graph:

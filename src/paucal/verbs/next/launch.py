@@ -113,7 +113,7 @@ def choose_next(source: str, settings: NextSettings, console: Console) -> NextIm
         )
     model = MODELS[task](source, settings.device)
     with console.progress("reading images") as advance:
-        images = load_images(settings, advance, labelled=False, reading=model.reading)
+        images = load_images(settings, advance, labelled=False, decode_options=model.decode_options)
     if images.stream is not None:
         raise UserError(
             f"{settings.data} consists of shards, which can only be read in order: give folders, tables or Parquet."

@@ -54,11 +54,11 @@ class Classifier:
     def __init__(self, source: str, device: str) -> None:
         self.source = source
         self.model: TrainedModel = load_model(source, device).require_classifier()
-        self.reading = self.model.card.preprocessing.decode_options
+        self.decode_options = self.model.card.preprocessing.decode_options
 
     def predict(self, images: ImageSet, console: Console) -> Predictions:
         """Predict the classes of N images; the features are the input of the final linear classifier."""
-        pictures, settings = InputImages([images], self.reading), PredictSettings(batch_size=32)
+        pictures, settings = InputImages([images], self.decode_options), PredictSettings(batch_size=32)
         blocks = list(predict_batches(self.model, pictures, settings, console, features=True))
         rows = [row for block in blocks for row in block.predictions(self.model.card)]
         shares = torch.cat([block.shares for block in blocks])
@@ -99,7 +99,7 @@ class DetectorModel:
     def __init__(self, source: str, device: str) -> None:
         self.source = source
         self.detector, self.card, self.device = load_detector(source, device)
-        self.reading = replace(self.card.preprocessing.decode_options, side=None)
+        self.decode_options = replace(self.card.preprocessing.decode_options, side=None)
 
     def predict(self, images: ImageSet, console: Console) -> Predictions:
         """Detect objects in N images; the features are the spatial mean of the backbone's last feature map."""
@@ -142,7 +142,7 @@ class Segmenter:
     def __init__(self, source: str, device: str) -> None:
         self.source = source
         self.model = load_segmenter(source, device)
-        self.reading = self.model.decode_options
+        self.decode_options = self.model.decode_options
 
     def predict(self, images: ImageSet, console: Console) -> Predictions:
         """Segment N images; uncertainties are means over pixels, features spatial means of the last feature map."""

@@ -101,12 +101,12 @@ def detect_objects(
     refuse_classifier_settings(settings)
     detector, card, device = load_detector(run, settings.device)
     # Boxes are in pixels of the original image, so the image is read in full size.
-    reading = replace(card.preprocessing.decode_options, side=None)
+    decode_options = replace(card.preprocessing.decode_options, side=None)
     source_list = images_of_frame(sources, image) if is_frame(sources) else list_sources(sources)
-    image_sets = open_sources(source_list, console, reading)
+    image_sets = open_sources(source_list, console, decode_options)
     total, results = sum(map(len, image_sets)), FoundObjects()
     with console.progress("detecting") as advance:
-        for name, picture in read_all(image_sets, reading, settings.on_bad_image, console):
+        for name, picture in read_all(image_sets, decode_options, settings.on_bad_image, console):
             results.append(detect_image(detector, card, name, picture, device, drawn))
             advance(len(results), total)
     return results

@@ -67,7 +67,7 @@ class FramePredictor:
             detector, card, device = load_detector(run, settings.device)
             self.header, self.batch_size, self.device = list(HEADER[1:]), 1, str(device)
             # Boxes are in pixels of the original image, so frames keep their size.
-            self.reading = replace(card.preprocessing.decode_options, side=None)
+            self.decode_options = replace(card.preprocessing.decode_options, side=None)
             self._predict_frames = lambda images: [
                 object_table_rows(detect_image(detector, card, None, image, device)) for image in images
             ]
@@ -76,7 +76,7 @@ class FramePredictor:
         if settings.precision is not None:
             model = model.at_precision(EXPLICIT_CHOICES[settings.precision].dtype)
         model = model.mirrored() if settings.mirror else model
-        card, self.device, self.reading = model.card, str(model.device), model.card.preprocessing.decode_options
+        card, self.device, self.decode_options = model.card, str(model.device), model.card.preprocessing.decode_options
         self.batch_size = _choose_batch_size(model, settings.batch_size, console)
         if isinstance(card, RegressionCard):
             self.header = [*COLUMNS[1:], *(f"p_{grade}" for grade in (card.grades.values if card.grades else ()))]
@@ -136,8 +136,8 @@ def predict_moving(
     interval = 0.0 if moving.every == EVERY_FRAME else parse_duration(moving.every, "--every")
     _check_request(run, paths, settings, outputs, moving)
     predictor = FramePredictor(run, settings, outputs, console)
-    if predictor.reading.channels != 3:
-        count = counted(predictor.reading.channels, "channel")
+    if predictor.decode_options.channels != 3:
+        count = counted(predictor.decode_options.channels, "channel")
         raise UserError(f"this model reads {count}, but frames have three: give another model.")
     frame_columns = ["frame"] if moving.watch is None else []
     about = {"model": model_digest(run), "--every": moving.every, "--mirror": settings.mirror, "--top-k": outputs.top_k}
@@ -151,7 +151,7 @@ def predict_moving(
                 idle_seconds = None if moving.idle is None else parse_duration(moving.idle, "--idle")
                 folder = expand_user_path(moving.watch, "--watch")
                 console.say(f"watching {folder}; press Ctrl-C to stop; repeat the same call to continue")
-                frames = watch_images(folder, set(table.done), idle_seconds, predictor.reading, console)
+                frames = watch_images(folder, set(table.done), idle_seconds, predictor.decode_options, console)
                 _write_predictions(frames, predictor, table, console)
                 return
             for source in paths:

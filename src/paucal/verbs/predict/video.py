@@ -172,7 +172,7 @@ def read_live(source: str, every: float) -> Iterator[VideoFrame]:
 
 
 def watch_images(
-    folder: Path, known_paths: set[str], max_idle: float | None, reading: DecodeOptions, console: Console
+    folder: Path, known_paths: set[str], max_idle: float | None, decode_options: DecodeOptions, console: Console
 ) -> Iterator[VideoFrame | None]:
     """Yield new images in a folder and its subfolders, oldest first; after each check of the folder, yield None.
 
@@ -188,7 +188,7 @@ def watch_images(
         complete = [path for path, stamp in stamps.items() if previous_stamps.get(path) == stamp]
         for path in sorted(complete, key=lambda path: (stamps[path][1], path)):
             is_last_attempt = time.time() - stamps[path][1] / 1e9 > MAX_UNREADABLE_SECONDS
-            if (frame := _read_picture(path, reading, console, is_last_attempt)) is not None:
+            if (frame := _read_picture(path, decode_options, console, is_last_attempt)) is not None:
                 known_paths.add(path)
                 last_time = time.monotonic()
                 yield frame
@@ -218,11 +218,13 @@ def _picture_stamps(folder: Path, known_paths: set[str]) -> dict[str, tuple[int,
     return stamps
 
 
-def _read_picture(path: str, reading: DecodeOptions, console: Console, is_last_attempt: bool) -> VideoFrame | None:
+def _read_picture(
+    path: str, decode_options: DecodeOptions, console: Console, is_last_attempt: bool
+) -> VideoFrame | None:
     """Return an image file as a frame; if unreadable, return None, or at the last attempt a frame without image."""
     picture: Image.Image | None = None
     try:
-        picture = InputImages(open_sources([path], console, reading), reading).read(0)
+        picture = InputImages(open_sources([path], console, decode_options), decode_options).read(0)
         picture.load()
     except (UnreadableImage, UserError, OSError) as problem:
         if not is_last_attempt:

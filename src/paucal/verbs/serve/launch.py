@@ -117,7 +117,7 @@ def open_labelling(source: str | None, settings: ServeSettings, saved: LabelFile
                 "next --to'."
             )
         with console.progress("reading images") as advance:
-            images = load_images(data, advance, labelled=False, reading=model.reading)
+            images = load_images(data, advance, labelled=False, decode_options=model.decode_options)
         order, suggestions = _rank_images(model, images, console)
         classes = model.model.classes if classes is None else classes
     paths = [path_of_image(images, key) for key in images.keys]

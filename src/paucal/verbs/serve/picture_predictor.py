@@ -52,7 +52,7 @@ class PicturePredictor:
         self._exact_model, self._model_to_run = model.mirrored() if mirror else model, None
         if precision is not None:
             self._model_to_run = self._exact_model.at_precision(EXPLICIT_CHOICES[precision].dtype)
-        self._familiarity, self._reading = familiarity, model.card.preprocessing.decode_options
+        self._familiarity, self._decode_options = familiarity, model.card.preprocessing.decode_options
         self._lock = threading.Lock()
         has_features = familiarity is not None and linear_classifier(model.module) is not None
         self._features = ClassifierInputExtractor(model.module) if has_features else None
@@ -78,7 +78,7 @@ class PicturePredictor:
                 "note": "",
                 "explanation": self._explanation(picture, name, number_fields.get("says")) if explain else None,
             }
-            if differs_in_bit_depth(content, name, self._reading):
+            if differs_in_bit_depth(content, name, self._decode_options):
                 common_fields["note"] = (
                     f"{describe_bit_depth_difference(self._reading, 'The image has')}. The prediction is unreliable."
                 )
@@ -111,7 +111,7 @@ class PicturePredictor:
                     f"{name} has {width} x {height} pixels, but at most {MAX_PIXELS // 10**6} million are supported: "
                     "send a smaller image."
                 )
-            return decode_image(content, name, self._reading)
+            return decode_image(content, name, self._decode_options)
         except UnreadableImage as problem:
             raise UserError(str(problem)) from problem
 
