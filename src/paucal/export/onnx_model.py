@@ -98,8 +98,8 @@ def read_onnx(path: Path) -> TrainedModel:
         raise UserError(f"{str(path)!r} has a damaged model card ({problem}): export the model again.") from problem
     if network.input.name != "images":
         raise UserError(
-            f"{str(path)!r} includes the preprocessing, which paucal does not support (only other programs do): export "
-            "the model without --with-preprocessing."
+            f"{str(path)!r} includes the preprocessing, so only programs other than paucal can use it: export the "
+            "model without --with-preprocessing."
         )
     size, input_shape, output_shape = card.preprocessing.image_size, [*network.input.shape], [*network.output.shape]
     # Dynamic sizes are strings.

@@ -68,7 +68,7 @@ class ScoreKey:
 class Outcome:
     """A model's score in one row of the table of scores."""
 
-    line: ScoreKey
+    line: ScoreKey  # row of the table
     measure: Measure  # returns the score for weights of the test images, such as those of a bootstrap sample
     n_images: int  # number of test images
     note: str = ""  # selected hyperparameter, or standard deviation over repeats; "" if there is neither

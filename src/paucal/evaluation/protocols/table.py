@@ -37,10 +37,10 @@ MARKERS = "osD^v"  # matplotlib markers; models beyond the number of colours use
 
 @dataclass(frozen=True)
 class ProtocolRow:
-    """A row of the table."""
+    """A row of the table: one score of all models on one data set."""
 
     data: str  # name of the data set
-    line: ScoreKey
+    line: ScoreKey  # protocol, setting and name of the score
     images: int  # number of test images
     scores: Mapping[str, Score]  # score of each model, a fraction in [0, 1] or a distance in pixels
     notes: Mapping[str, str]  # note on each model's score

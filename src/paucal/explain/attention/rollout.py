@@ -139,12 +139,12 @@ def run_with_blocks(module: nn.Module, images: Tensor) -> tuple[AttentionRecord,
 def class_contributions(
     module: nn.Module, recorded: AttentionRecord, outputs: dict[str, Any], one_hot: Tensor, relevances: bool = False
 ) -> TokenContributions:
-    """Return the contributions of the last tokens to the logit of a class; the contributions sum to 1.
+    """Return the contributions of the last layer's tokens to the logit of a class; the contributions sum to 1.
 
     If the classifier uses a class token, the contribution of this token is 1. If the classifier uses the mean of the
     patch tokens, a patch token's contribution is proportional to the positive part of the token's gradient times
     feature, or of the token's relevance. Features and gradients are read after the final norm. Before the norm,
-    gradient times feature would be 0, since the norm's output does not depend on the length of its input.
+    gradient times feature would sum to 0, since the norm's output does not depend on the length of its input.
 
     `relevances` says whether backward passes compute relevances (`RelevanceMode`) instead of gradients.
     """
