@@ -54,7 +54,7 @@ class TableNumber:
     column: Column
     published: Value
     deviation: float | None  # published standard deviation; None if it is not published
-    gain: float | None  # published gain over the row's baseline; None if the row has no baseline
+    gain: float | None  # published gain over the baseline of the row or the column; None if it is unknown
     measured: Measurement | None
     why: str = ""  # reason why nothing was measured; "" if there is a measured value
 
