@@ -92,7 +92,7 @@ def test_holes_unused_classes_bare_images_and_empty_boxes__are_kept_or_told(tmp_
         "1 box cut at the edge of the image",
         "1 box marked as a crowd: neither trained on nor counted",
         "1 class without a box left out: pieces",
-        "1 image without a box: they are used as negatives",
+        "1 image without a box, used as negatives",
     )
 
 

@@ -74,7 +74,7 @@ def test_what_is_wrong_with_boxes__is_found_with_its_images(tmp_path: Path):
     assert texts(found, "empty-boxes") == ["1 box without an area, in 1 image"]
     assert texts(found, "tiny-boxes") == ["1 box with a side under 8 pixels, in 1 image"]
     assert texts(found, "repeated-boxes") == ["1 box drawn twice on one object, in 1 image"]
-    assert texts(found, "images-without-boxes") == ["1 image of 12 without a box: they are used as negatives"]
+    assert texts(found, "images-without-boxes") == ["1 image of 12 without a box, used as negatives"]
     names = ("empty-boxes", "tiny-boxes", "repeated-boxes", "images-without-boxes")
     assert [keys(found, name) for name in names] == [["0.png"], ["1.png"], ["2.png"], ["3.png"]]
     assert not found.misleads

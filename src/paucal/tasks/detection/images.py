@@ -221,5 +221,5 @@ def _annotation_notes(
         examples = join_first_few(similar_names)
         notes.append(f"some class names look the same ({examples}): rename the classes if they should be one class")
     if negatives:
-        notes.append(f"{counted(negatives, 'image')} without a box: they are used as negatives")
+        notes.append(f"{counted(negatives, 'image')} without a box, used as negatives")
     return notes

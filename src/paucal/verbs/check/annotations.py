@@ -242,7 +242,7 @@ def _box_findings(annotations: Sequence[AnnotatedImage], keys: Sequence[str]) ->
         level, advice = "note", ""
         if len(without_boxes) > MAX_EMPTY_SHARE * len(readable):
             level, advice = "warning", "check whether all these images were annotated, and remove images that were not"
-        text = f"{counted(len(without_boxes), 'image')} of {len(readable)} without a box: they are used as negatives"
+        text = f"{counted(len(without_boxes), 'image')} of {len(readable)} without a box, used as negatives"
         groups = tuple((index,) for index in without_boxes)
         findings.append(Finding("images-without-boxes", level, text, advice, groups))
     return findings
