@@ -161,7 +161,7 @@ def test_tiny_boxes__are_those_with_a_shorter_side_under_8_pixels(tmp_path: Path
     found = paucal.check(file.parent)
     assert texts(found, "tiny-boxes") == [f"{count} box with a side under 8 pixels, in 1 image"] * count
     assert [one.advice[:30] for one in found.findings if one.name == "tiny-boxes"] == [
-        "on their shorter side: remove "
+        "remove such small boxes, or cu"
     ] * count
 
 
