@@ -225,7 +225,7 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Linear]:
 
 
 class LowRankAdapters(nn.Module):
-    """Low-rank adapters of a model's attention layers, which hooks attach during forward passes of the objective."""
+    """Low-rank adapters of a model's attention layers, added to the weights by hooks in each forward pass."""
 
     def __init__(self, objective: nn.Module, model: nn.Module, rank: int) -> None:
         super().__init__()

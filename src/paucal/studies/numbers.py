@@ -203,7 +203,7 @@ def mean_over_seeds(values: ScoresBySeed, base: ScoresBySeed | None = None) -> M
 
 
 def measure_arm(column: Column, arm: ArmOutcome, baseline: ArmOutcome | None) -> Measurement:
-    """Return the measurement for a column and a row that is trained with labels, with the gain over the baseline."""
+    """Return the measurement of one column for an arm that was trained with labels, with the gain over `baseline`."""
     if column.metric == "top1":
         measured = mean_over_seeds({seed: 100 * outcome.scores["top1"] for seed, outcome in arm.outcomes.items()})
         return measured if arm.gain is None else replace(measured, gain=100 * arm.gain.value, difference=arm.gain)

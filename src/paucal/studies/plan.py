@@ -88,7 +88,7 @@ def _select_named(
 
 
 def initial_weights_settings(study: Study, start: InitialWeights, small: Scale) -> dict[str, Any]:
-    """Return the settings for training initial weights at a smaller scale, without images and seed."""
+    """Return the settings, except the images and the seed, for training initial weights at a smaller scale."""
     standin, training = study.models[start.model].standin, small.start_training
     if standin is None or training is None:
         raise UserError(f"{study.name} cannot replace {start.words} at a smaller scale: use --scale full.")

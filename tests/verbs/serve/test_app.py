@@ -63,6 +63,14 @@ def test_classify__gives_the_calibrated_probabilities_of_the_model() -> None:
     assert (answer["name"], answer["unlike"], answer["explanation"]) == ("mine.png", {"known": False}, None)
 
 
+def test_classify__warns_of_a_picture_with_more_bits_than_the_training_images() -> None:
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 60_000, (24, 20), dtype=np.uint16)).save(buffer, "PNG")
+    answer = ask(client(), buffer.getvalue()).json()
+    assert answer["note"].startswith("The image has more than 8 bits per channel")
+    assert ask(client(), picture()).json()["note"] == ""
+
+
 def test_classify__of_several_labels_marks_all_above_their_thresholds() -> None:
     model = deployed((0.01, 0.01, 0.99))
     answer = ask(client(PicturePredictor(model, None)), picture()).json()

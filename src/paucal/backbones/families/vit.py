@@ -129,7 +129,8 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[
                 kernel = weight.view(-1, side, side, channels).permute(0, 3, 1, 2).contiguous()
                 state["patch_embed.proj.weight"] = kernel
                 break
-    if isinstance(model, EsvitViT) and model.pos_embed is not None:  # before timm resizes with antialiasing
+    # Resize the position embedding here, as timm's function below would resize it with antialiasing.
+    if isinstance(model, EsvitViT) and model.pos_embed is not None:
         grid: Any = model.patch_embed.grid_size
         state = fit_position_embedding(state, model.pos_embed, grid)
     return timm_vit.checkpoint_filter_fn(state, model)  # type: ignore[arg-type]

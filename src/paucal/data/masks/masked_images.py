@@ -107,9 +107,14 @@ def read_masks(
 ) -> MaskedImages:
     """Read every mask twice: first to choose the coding, then to count the pixels of each class.
 
-    `images` are images of `pairs` in any order. `requested_kind` (`MaskCoding.kind`), `ignore` (the grey value, or red,
-    green and blue, that means "not labelled") and `named_classes` (from --classes) are None if the user did not give
-    them, and `coding` is that of a run or model, if any. `report_progress` counts each image twice.
+    Args:
+        images: Images of `pairs` in any order.
+        pairs: All images with their masks.
+        requested_kind: Kind of coding that the user gave, if any.
+        ignore: Grey value or (red, green, blue) that means "not labelled", if the user gave one.
+        named_classes: Classes from --classes, if given.
+        report_progress: Called with counts in which each image counts twice.
+        coding: Coding of a run or model, which is then used; None to choose the coding.
     """
     pairs_by_key = {pair.key: pair for pair in pairs.pairs}
     files, total = [pairs_by_key[key].masks for key in images.keys], len(images)

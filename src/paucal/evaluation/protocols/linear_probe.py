@@ -170,10 +170,10 @@ def fit_probe_by_folds(
     features, labels = train
     require_finite(features, "training images")
     splits = draw_folds(labels, settings.seed)
-    schedules = [limit_batch_size(settings, len(rows)) for rows, _ in splits]
+    fold_settings = [limit_batch_size(settings, len(rows)) for rows, _ in splits]
     folds = (
-        (cached_batches(features, labels, schedule, rows), schedule, take_rows(train, held_out))
-        for schedule, (rows, held_out) in zip(schedules, splits, strict=True)
+        (cached_batches(features, labels, limited, rows), limited, take_rows(train, held_out))
+        for limited, (rows, held_out) in zip(fold_settings, splits, strict=True)
     )
     return _fit_best(folds, len(splits), batches, n_classes, settings, metric, progress)
 

@@ -151,7 +151,7 @@ class StageWatch(EpochListener[PretrainingSetup]):
 
     @property
     def should_restart(self) -> bool:
-        """Whether the run should continue after `advance_stage`."""
+        """Whether training starts again after this stage: with the next stage, or from before a collapse."""
         return self._stage_ends or self._can_roll_back()
 
     @property

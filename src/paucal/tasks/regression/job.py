@@ -96,7 +96,7 @@ class FrozenNetwork(BackboneObjective):
     """A frozen network whose one-output linear classifier receives the weights of the fitted regression."""
 
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
-        """Raise an error: the network is not trained."""
+        """Raise an error, since this objective cannot be trained."""
         _refuse_training()
 
 

@@ -79,9 +79,8 @@ class PicturePredictor:
                 "explanation": self._explanation(picture, name, number_fields.get("says")) if explain else None,
             }
             if differs_in_bit_depth(content, name, self._decode_options):
-                common_fields["note"] = (
-                    f"{describe_bit_depth_difference(self._reading, 'The image has')}. The prediction is unreliable."
-                )
+                difference = describe_bit_depth_difference(self._decode_options, "The image has")
+                common_fields["note"] = f"{difference}. The prediction is unreliable."
             if number_fields:
                 return {"name": name, **number_fields, **common_fields}
             order = outputs.argsort(descending=True, stable=True).tolist()
