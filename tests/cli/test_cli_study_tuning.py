@@ -141,7 +141,7 @@ def test_study__tunes_on_images_that_are_given(tmp_path, monkeypatch):
         (["dhvt-table-1", "--init", "dhvt-t=RUN"], "--init needs --scale full"),
         (
             ["dhvt-table-1", "--data", "digits"],
-            "--data: the initial weights are trained on digits at --scale tiny, so the rows must be tested on other "
+            "--data: the initial weights are trained on digits at --scale tiny, so the models must be tested on other "
             "images",
         ),
         (["drloc-table-5", "--data", "DATA"], "no images"),

@@ -30,7 +30,7 @@ class ModelCost:
 
 
 def counted_value(study: Study, row: Row, column: Column) -> float | None:
-    """Return a column's count for the published model of a row; None if there is no model or the count fails."""
+    """Return the cost of a row's published model that a column shows, such as its parameters; None if it is unknown."""
     if not row.model:
         return None
     classes = row.classes if row.classes is not None else column.classes

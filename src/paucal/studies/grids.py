@@ -271,7 +271,7 @@ def with_start_images(locations: DataLocations, small: Scale, settings: StudySet
     if settings.data and settings.data[0] == start_training.data:
         raise UserError(
             f"--data: the initial weights are trained on {start_training.data} at --scale {settings.scale}, so the "
-            "rows must be tested on other images: remove --data, or give other images."
+            "models must be tested on other images: remove --data, or give other images."
         )
     if settings.data or small.data not in (SCENES, OTHER_DIGITS):
         return replace(locations, start_images=start_training.data)

@@ -170,7 +170,7 @@ class _FileReader:
     def _read_entries(self, content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
         rows = content[name]
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise self._error(f"{name!r} that are not a list of entries: {GIVE_COCO}")
+            raise self._error(f"a value of {name!r} that is not a list of entries: {GIVE_COCO}")
         return rows
 
     def _read_categories(self, content: Mapping[str, Any]) -> tuple[dict[Any, str], dict[str, int]]:

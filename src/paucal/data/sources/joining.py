@@ -16,7 +16,7 @@ SEPARATOR = os.pathsep  # ":", or ";" on Windows, as in the environment variable
 
 
 def split_location(location: str | Path) -> list[str]:
-    """Split "photos:more.zip" into locations, unless the whole text exists or none of its pieces does."""
+    """Split "photos:more.zip" into paths; keep the text whole if it is an existing path, or if none of its parts is."""
     text = str(location)
     if "://" in text:  # the ":" of a URL is not a separator
         return [text]

@@ -119,8 +119,8 @@ def find_columns(file: Path, rows: Sequence[TableRow], options: SourceOptions) -
         box_note = f" ({columns.box_columns} describe boxes: use paucal detect)" if columns.box_columns else ""
         raise UserError(
             f"{file} has no known column of classes, and no columns of 1 and 0 for each class; its columns are "
-            f"{_quote_names(first)}{box_note}. Choose the column with --label-column, or in paucal train a column of "
-            "numbers with --target."
+            f"{_quote_names(first)}{box_note}. Choose the class column with --label-column. To learn numbers, choose a "
+            "column with 'paucal train --target'."
         )
     return replace(columns, indicators=indicators)
 

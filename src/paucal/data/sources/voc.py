@@ -85,7 +85,7 @@ def open_voc(root: Path, labelled: bool = True) -> ImageSet:
 
 
 def _list_files(root: Path) -> list[tuple[Path, str, str]]:
-    """Return the list files of a set, each with the class and the split (train, val or test) in its name."""
+    """Return the text files that list images, each with the class and the split (train, val or test) in its name."""
     files = sorted((root / LISTS).glob("[!.]*.[tT][xX][tT]"))
     name_parts = [(file, *file.stem.rpartition("_")[::2]) for file in files]
     lists = [(file, name, part.lower()) for file, name, part in name_parts if name and part.lower() in PART_BY_WORD]

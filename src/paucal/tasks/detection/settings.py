@@ -98,7 +98,7 @@ class FineTuningSettings:
 
 @dataclass(frozen=True)
 class ScheduleSettings:
-    """The length of the training and the optimizer."""
+    """The optimizer, and the length of the training."""
 
     time: str | None = option(
         "train and evaluate within this time, such as 20m or 2h; the length is planned for it", chosen=True

@@ -57,7 +57,7 @@ class FineTuningSettings:
 
 @dataclass(frozen=True)
 class SegmentScheduleSettings:
-    """The length of the training and the optimizer."""
+    """The optimizer, and the length of the training."""
 
     time: str | None = option(
         "plan the run to end after this time, such as 15m, 2h or 1d, instead of --epochs; by default 15 minutes, or 30 "
