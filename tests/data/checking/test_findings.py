@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance
 
+from paucal.data.checking.copies import exact_copy_findings
 from paucal.data.checking.findings import (
     CheckedSet,
     class_counts_by_split,
@@ -15,7 +16,7 @@ from paucal.data.checking.findings import (
     small_image_findings,
     sort_findings,
 )
-from paucal.data.checking.pictures import exact_copy_findings, image_findings
+from paucal.data.checking.pictures import image_findings
 from paucal.data.checking.related import (
     CANDIDATE_SIDE,
     SimilarPair,

@@ -1,7 +1,7 @@
-"""Findings about images: unreadable, duplicate and blank images, and file properties that reveal the class."""
+"""Findings about images: unreadable and blank images, and file properties that reveal the class."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import compress
 from pathlib import PurePosixPath
@@ -9,18 +9,17 @@ from pathlib import PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
+from paucal.data.checking.copies import exact_copy_findings, near_copy_findings
 from paucal.data.checking.findings import CheckedSet, Finding, as_groups, refusal_finding
-from paucal.data.checking.related import MIN_CONTRAST, SimilarPair, group_by_digest, merge_groups
+from paucal.data.checking.related import MIN_CONTRAST, SimilarPair, group_by_digest
 from paucal.data.checking.survey import Survey
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.unreadable import drop_unreadable
 from paucal.types import UserError
-from paucal.wording import counted, join_first_few, percent
+from paucal.wording import counted, join_first_few
 
 UNREADABLE = "unreadable"
 MIN_COSINE = 0.9  # smallest cosine similarity of the frozen features of two near duplicates
-# Smallest fraction of test images with a near duplicate in train that makes the test score misleading.
-MISLEADING_FRACTION = 0.01
 _DARK, _BRIGHT = 0.03, 0.97  # an image with a mean brightness below the first or above the second value is blank
 _DEEP_MODES = ("I", "F")  # prefixes of Pillow's modes with more than 8 bits per channel
 MIN_IMAGES = 5  # classes with fewer images are not checked, since few files may share a property by chance
@@ -40,7 +39,7 @@ def image_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[SimilarP
         findings.append(replace(refusal_finding(UNREADABLE, problem), groups=as_groups(sorted(survey.unreadable))))
     findings += exact_copy_findings(checked, exact_copies)
     if confirmed_pairs:
-        findings += _near_copy_findings(checked, confirmed_pairs, exact_copies)
+        findings += near_copy_findings(checked, confirmed_pairs, exact_copies)
     is_extreme = (survey.brightness < _DARK) | (survey.brightness > _BRIGHT)
     # NaN, for unreadable images, compares as False.
     blank = np.flatnonzero((survey.contrast < MIN_CONTRAST) | is_extreme)
@@ -60,78 +59,6 @@ def image_findings(checked: CheckedSet, survey: Survey, pairs: Sequence[SimilarP
         advice = "see pixels.md in the documentation for how their value range is chosen"
         findings.append(Finding("deep", "note", text, advice))
     return [*findings, *giveaway_findings(checked, survey)]
-
-
-def exact_copy_findings(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[Finding]:
-    """Return findings about images with the same bytes: groups in several splits, with several labels, and the rest."""
-    divided_groups, conflicting_groups, other_groups = _classify_groups(checked, groups)
-    findings = []
-    if divided_groups:
-        location = "are in several splits" if checked.has_declared_splits else "would be in several splits"
-        text = f"{_describe_copies(divided_groups)}, and {location}: the test images would include training images"
-        findings.append(Finding("duplicates-across-parts", "misleads", text, _copy_advice(checked), divided_groups))
-    if conflicting_groups:
-        text = f"{_describe_copies(conflicting_groups)} with a different label: one of the labels is wrong"
-        advice = "keep the copy with the right label"
-        findings.append(Finding("conflicting-labels", "misleads", text, advice, conflicting_groups))
-    if other_groups:
-        text = f"{_describe_copies(other_groups)} in the same split and class, so that images count more than once"
-        findings.append(Finding("duplicates", "warning", text, "remove the copies", other_groups))
-    return findings
-
-
-def _describe_copies(groups: Sequence[Sequence[int]]) -> str:
-    n_copies = sum(len(group) - 1 for group in groups)
-    return f"{counted(n_copies, 'image is', 'images are')} the same as another image"
-
-
-def _classify_groups(checked: CheckedSet, groups: Sequence[Sequence[int]]) -> list[tuple[tuple[int, ...], ...]]:
-    """Return the groups that are in several splits, the groups with different labels, and all other groups."""
-    is_divided = [checked.is_divided(group) for group in groups]
-    # Unlabelled images do not conflict with others.
-    labels = [{tuple(checked.images.classes_of(position)) for position in group} - {()} for group in groups]
-    has_conflict = [len(group_labels) > 1 for group_labels in labels]
-    is_plain = [not divided and not conflict for divided, conflict in zip(is_divided, has_conflict, strict=True)]
-    return [tuple(map(tuple, compress(groups, flags))) for flags in (is_divided, has_conflict, is_plain)]
-
-
-def _near_copy_findings(
-    checked: CheckedSet, pairs: Sequence[SimilarPair], exact_copies: Sequence[Sequence[int]]
-) -> Iterator[Finding]:
-    """Yield findings about pairs of similar images; exact copies of the two images are added to their group."""
-    copies = {group[0]: group for group in exact_copies}
-    groups = merge_groups([[*copies.get(p.first, [p.first]), *copies.get(p.second, [p.second])] for p in pairs])
-    confirmed = "" if pairs[0].cosine is None else " (frozen features confirm this)"
-    divided_groups, conflicting_groups, other_groups = _classify_groups(checked, groups)
-    if divided_groups:
-        test = np.flatnonzero(checked.parts == "test")
-        leaked_images = {
-            i for group in divided_groups if any(checked.parts[j] == "train" for j in group) for i in group
-        }
-        fraction = len(leaked_images & set(test.tolist())) / max(len(test), 1)
-        verb = "would be" if not checked.has_declared_splits else "is" if len(divided_groups) == 1 else "are"
-        leak_text = f" ({percent(fraction)} of the test images have a near duplicate in train)" if fraction else ""
-        level = "misleads" if fraction >= MISLEADING_FRACTION else "warning"
-        groups_text = f"{counted(len(divided_groups), 'group')} of images that look alike{confirmed}"
-        text = f"{groups_text} {verb} in several splits{leak_text}"
-        advice = f"look at the images on the page (--output); {_copy_advice(checked)}"
-        yield Finding("near-duplicates-across-parts", level, text, advice, divided_groups)
-    if conflicting_groups:
-        verb = "has" if len(conflicting_groups) == 1 else "have"
-        text = f"{counted(len(conflicting_groups), 'group')} of images that look alike{confirmed} {verb} several labels"
-        advice = "look at the images on the page (--output), and correct wrong labels"
-        yield Finding("alike-with-other-labels", "warning", text, advice, conflicting_groups)
-    if other_groups:
-        verb = "looks" if len(other_groups) == 1 else "look"
-        text = f"{counted(len(other_groups), 'group')} of images of one split and class {verb} alike{confirmed}"
-        advice = "look at the images on the page (--output); copies add no information"
-        yield Finding("near-duplicates", "note", text, advice, other_groups)
-
-
-def _copy_advice(checked: CheckedSet) -> str:
-    if checked.has_declared_splits:
-        return "remove the copies from train, or from the other split"
-    return "remove the copies, or keep them together with --group-by duplicates"
 
 
 def giveaway_findings(checked: CheckedSet, survey: Survey) -> list[Finding]:

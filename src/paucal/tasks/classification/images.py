@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from paucal.data.checking.copies import exact_copy_findings
 from paucal.data.checking.findings import CheckedSet, Finding, label_findings, sort_findings
-from paucal.data.checking.pictures import exact_copy_findings
 from paucal.data.checking.related import group_by_digest
 from paucal.data.checking.survey import digest_of
 from paucal.data.images import ImageSet, evenly_spaced
