@@ -303,7 +303,7 @@ def test_weights__of_another_type_are_called_that(trained, tmp_path, capsys):
     state = load_file(trained / "run" / "model.safetensors")
     save_file({name: value.to(torch.int32) for name, value in state.items()}, tmp_path / "w.safetensors")
     message = failure(capsys, "train", "digits", *QUICK, "--init", tmp_path / "w.safetensors")
-    assert "is int32 in the file and float32 in the model: convert the weights to floats" in message
+    assert "is int32 in the file and float32 in the model; convert the weights to floats" in message
 
 
 @pytest.mark.parametrize(
