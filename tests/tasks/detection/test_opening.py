@@ -168,7 +168,7 @@ BAD_FILES = {
         "has 106x64 pixels, but the image has 96x64",
     ),
     "turned": (json.dumps(coco([("0.png", (64, 96), [])], {"red": 1})), "as after an EXIF rotation"),
-    "images in words": (json.dumps({"images": "all", "annotations": [], "categories": []}), "that are not a list"),
+    "images in words": (json.dumps({"images": "all", "annotations": [], "categories": []}), "that is not a list"),
     "category without name": (
         json.dumps({"images": [], "annotations": [], "categories": [{"id": 1}]}),
         "a category without a name or a unique id",
