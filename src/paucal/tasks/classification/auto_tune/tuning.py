@@ -265,7 +265,7 @@ def _choose_image_size(state: TuneState, preset: TuningPreset, time_fraction: fl
         has_head = size == native or (state.run.path / head_file_name(size)).exists()
         head_seconds = 0.0 if has_head else pixel_ratio * state.image_seconds * (counts["train"] + counts["val"])
         image_seconds = _cached_seconds_per_image(state, preset, size)
-        if image_seconds is None:  # smaller images may fit
+        if image_seconds is None:  # a step does not fit in memory at this size; it may at a smaller one
             continue
         epoch_seconds = _epoch_seconds(state, image_seconds, size)
         epochs = (
