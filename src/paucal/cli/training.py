@@ -4,14 +4,11 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from paucal.cli.arguments import CommandParser, add_data_arguments, add_settings, format_choices, parse_arguments
 from paucal.tasks.table import job_of, settings_of
 from paucal.types import UserError
-
-if TYPE_CHECKING:
-    from paucal.runner.job import AnyJob
 
 DESCRIPTIONS = {
     "train": """Train a classifier on a folder of images and evaluate the classifier on held-out test images.
@@ -46,7 +43,12 @@ def run(verb: str, argv: Sequence[str]) -> int:
 
         result = train_folds(settings_of(verb)(**given_settings), given, Console())
         return 130 if isinstance(result, Stopped) else 0
-    job = job_of(verb) if verb != "train" else _select_training_job(values, "resume" in given)
+    if verb == "train":
+        from paucal.tasks.train import read_target, select_job
+
+        job = select_job(read_target(values.resume) if "resume" in given else values.target)
+    else:
+        job = job_of(verb)
     if values.print_config:
         print(show_config(job, job.settings_type(**given_settings), given), end="")
         return 0
@@ -55,12 +57,6 @@ def run(verb: str, argv: Sequence[str]) -> int:
     else:
         result = begin(job, job.settings_type(**given_settings), given, Console(), start_time=command_start())
     return 130 if isinstance(result, Stopped) else 0
-
-
-def _select_training_job(values: Namespace, is_resumed: bool) -> "AnyJob":
-    from paucal.tasks.train import read_target, select_job
-
-    return select_job(read_target(values.resume) if is_resumed else values.target)
 
 
 def parse_run_arguments(

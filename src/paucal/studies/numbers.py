@@ -222,7 +222,10 @@ def measure_arm(column: Column, arm: ArmOutcome, baseline: ArmOutcome | None) ->
 def measure_scores(
     column: Column, runs: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]]
 ) -> tuple[Measurement | None, str]:
-    """Return (the measurement from stored scores of a row and its baseline, ""), or (None, why there is none)."""
+    """Return the measurement of a row and "", or None and the reason why the row was not measured.
+
+    `runs` and `baseline` are the stored scores of the row and of its baseline, one entry per seed.
+    """
     scores, base = (
         {run["seed"]: score for run in part if (score := score_of(column, run)) is not None}
         for part in (runs, baseline)

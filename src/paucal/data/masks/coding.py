@@ -282,8 +282,11 @@ def _require_kind(kind: CodingKind, stats: MaskStatistics, values: list[int], in
 def _code_values(kind: CodingKind, values: list[int], void: int | None, n_names: int) -> MaskCoding:
     """Return the coding of masks of this kind.
 
-    `values` are the values of labelled pixels, `void` is the value of unlabelled pixels (None if there is none), and
-    `n_names` is the number of class names that the user gave (0 for none).
+    Args:
+        kind: Kind of coding.
+        values: Values of labelled pixels.
+        void: Value of unlabelled pixels; None if every pixel is labelled.
+        n_names: Number of class names that the user gave, or 0.
     """
     if kind == "binary":
         top = 1 if max(values) == 1 else 255

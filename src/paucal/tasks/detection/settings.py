@@ -146,7 +146,7 @@ class DetectSettings(
     init: str | None = option(
         "initial weights of the backbone: a run folder, a weights file (.safetensors, .pth), 'timm' (the weights that "
         "timm publishes) or 'none'; or 'coco' for all layers of a detector that torchvision trained on COCO; by "
-        "default, pretrained weights on this machine or, if there are none, from the network",
+        "default, pretrained weights, which are downloaded if this machine has none",
         group="fine-tuning",
     )
     img_size: list[int] = option(

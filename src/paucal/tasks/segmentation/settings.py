@@ -145,7 +145,7 @@ class SegmentSettings(
     )
     init: str | None = option(
         "initial weights of the backbone: a run folder, a weights file (.safetensors, .pth), 'timm' (the weights that "
-        "timm publishes), 'none' or 'auto' (pretrained weights on this machine or, if there are none, from the "
-        "network); by default auto",
+        "timm publishes), 'none' or 'auto' (pretrained weights, which are downloaded if this machine has "
+        "none); by default auto",
         group="fine-tuning",
     )

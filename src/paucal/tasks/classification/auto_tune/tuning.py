@@ -67,7 +67,10 @@ class CostEstimate:
     def corrected_by(self, seconds: float, eval_seconds: float, per_epoch: int) -> "CostEstimate":
         """Return the estimate with the seconds per epoch that a trial measured.
 
-        The trial took `seconds`, of which `eval_seconds` were its validation. An epoch has `per_epoch` steps.
+        Args:
+            seconds: Duration of the trial, with its validation.
+            eval_seconds: Duration of the validation.
+            per_epoch: Number of optimizer steps of an epoch.
         """
         step_seconds = (seconds - eval_seconds) / self.steps
         return replace(self, epoch_seconds=per_epoch * step_seconds + eval_seconds) if step_seconds > 0 else self
